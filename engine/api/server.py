@@ -1,0 +1,180 @@
+"""`serve`: the life of one server.
+
+    1. bind the port              /health says "loading" from here on
+    2. find the model, start the core, read the tokenizer and the template meanwhile
+    3. ready                      until SIGTERM or SIGINT
+    4. stop accepting, close the core (streams end with an error event), close what is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Protocol, TextIO
+
+from aiohttp import web
+
+from engine.api.app import make_app
+from engine.api.state import Core, ServerState, Text, package_version
+from engine.config import ServeConfig, banner
+from engine.errors import ResourceError, StartError
+
+log = logging.getLogger("trunkline.api")
+
+#: How long replies may take to end once the core is closed, before their connections are cut.
+SHUTDOWN_S = 2.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class StartedCore(Core, Protocol):
+    """A `Core` with its beginning and end."""
+
+    async def ready(self) -> object: ...
+    async def close(self) -> None: ...
+
+
+StartCore = Callable[[ServeConfig], Awaitable[StartedCore]]
+#: (what, bytes done, bytes in all)
+Progress = Callable[[str, int, int], None]
+#: The model's name, and a way to load its text side.
+FindModel = Callable[[ServeConfig, Progress], tuple[str, Callable[[], Text]]]
+
+
+async def serve(config: ServeConfig, *, start_core: StartCore | None = None, find: FindModel | None = None,
+                stop: asyncio.Event | None = None, out: TextIO | None = None) -> int:
+    """Serve until a signal (or `stop`); returns the exit code. Raises StartError if it can't start."""
+    out = out or sys.stdout
+    stop = stop or _signalled()
+    state = ServerState(config)
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        stack.callback(state.pool.shutdown, wait=False, cancel_futures=True)
+        runner = make_runner(make_app(state))
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        port = await _bind(runner, config)
+        _say(out, _head(config, port))
+        loading = asyncio.ensure_future(
+            _load(state, stack, start_core or _start_core, find or find_model, _progress(out, stop)))
+        stopping = asyncio.ensure_future(stop.wait())
+        stack.callback(stopping.cancel)
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            _say(out, [_ready_line(state, time.monotonic() - began)])
+        await stopping
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        _say(out, ["stopping"])
+        for site in list(runner.sites):
+            await site.stop()
+    return 0
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A client that goes away cancels its handler (PITFALLS 46); the app writes its own access log."""
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+
+
+async def _load(state: ServerState, stack: AsyncExitStack, start_core: StartCore, find: FindModel,
+                progress: Progress) -> None:
+    """Core and text side by side: the core's imports take seconds, and so may a large tokenizer."""
+    state.model_name, load_text = await asyncio.to_thread(find, state.config, progress)
+    core = await start_core(state.config)
+    stack.push_async_callback(core.close)
+    state.core = core
+    state.text, _ = await asyncio.gather(asyncio.to_thread(load_text), core.ready())
+
+
+async def _start_core(config: ServeConfig) -> StartedCore:
+    from engine.core.client import start_core
+    return await start_core(config)
+
+
+def find_model(config: ServeConfig, progress: Progress) -> tuple[str, Callable[[], Text]]:
+    """The model's files (pulled if need be). Raises ModelError."""
+    from engine.model.library import resolve
+    from engine.text.template import load_template
+    from engine.text.tokenizer import load_tokenizer
+
+    files = resolve(config.model, download=True, progress=progress)
+
+    def load() -> Text:
+        tokenizer = load_tokenizer(files)
+        return Text(tokenizer, load_template(files, config.chat_template, tokenizer))
+    return files.name, load
+
+
+def _progress(out: TextIO, stop: asyncio.Event) -> Progress:
+    """Says every tenth of a download, and ends it when the server is stopped."""
+    last = ("", -1)
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if stop.is_set():
+            raise StartError(f"stopped while {what}")
+        now = (what, 10 * done // max(total, 1))
+        if now != last:
+            _say(out, [f"{what}: {10 * now[1]}% of {total / 2**20:.0f} MiB"])
+        last = now
+    return report
+
+
+def _signalled() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT; a second one ends the process at once, as a shell's user expects."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(signum: signal.Signals) -> None:
+        event.set()
+        loop.remove_signal_handler(signum)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)
+    return event
+
+
+async def _bind(runner: web.AppRunner, config: ServeConfig) -> int:
+    """The port that is listened on; raises ResourceError with what to do."""
+    where = f"{config.host} port {config.port}"
+    try:
+        await web.TCPSite(runner, config.host, config.port).start()
+    except socket.gaierror as e:
+        raise ResourceError(f"--host {config.host}: no such address: {e.strerror}", param="host") from e
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            problem = ("is in use: stop the server that listens there, or choose another port with --port "
+                       "(0: any free one)")
+        elif e.errno == errno.EACCES:
+            problem = "is not allowed for this user: choose a --port of 1024 or more"
+        else:
+            problem = f"can't be listened on: {e.strerror or e}"
+        raise ResourceError(f"{where} {problem}", param="port") from e
+    return int(runner.addresses[0][1])
+
+
+def _head(config: ServeConfig, port: int) -> list[str]:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    notes = list(config.notes)
+    if config.host not in LOOPBACK and not config.api_key:
+        notes.append(f"anyone who reaches {config.host}:{port} may use this server (--api-key prevents it)")
+    return [f"Trunkline {package_version()}", *banner(config), *(f"note: {n}" for n in notes),
+            f"listening on http://{host}:{port} (loading {config.model})"]
+
+
+def _ready_line(state: ServerState, seconds: float) -> str:
+    ready = state.ready()
+    info = ready.info
+    return (f"ready after {seconds:.1f} s: {', '.join(ready.names)} ({info.architecture}, {info.dtype}, "
+            f"{info.device}), context {info.max_context} tokens, pool {info.pool_bytes / 2**20:.0f} MiB = "
+            f"{info.pool_blocks} blocks of {info.block_size} tokens")
+
+
+def _say(out: TextIO, lines: list[str]) -> None:
+    print("\n".join(lines), file=out, flush=True)

@@ -1,0 +1,315 @@
+"""The options of `trunkline serve`: one table, from which everything about them is made.
+
+The table is `ServeConfig` itself: each field carries its parser, help and unit. argparse, the environment
+(`TRUNKLINE_*`), the TOML file and the start-up banner read it from there, so an option can't be in one of
+them and not in another. Precedence: command line, environment, file, default.
+
+This module knows what a value must look like; it does not know whether the machine has that much memory or
+whether the model exists: those are found out by who uses them.
+"""
+
+# ruff: noqa: RUF009  (`_option` makes a dataclass field; it is not a default that instances share)
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from engine.errors import ConfigError
+
+T = TypeVar("T")
+
+ENV_PREFIX = "TRUNKLINE_"
+#: Variables of ours that are not options of `serve`.
+OTHER_ENV = frozenset({"TRUNKLINE_CACHE"})
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+SIZES = "a size such as 1GiB, 768MiB or 512MB (KB, MB, GB, TB count in 1000s; KiB, MiB, GiB, TiB in 1024s)"
+
+
+class _Bad(ValueError):
+    """A parser's refusal; the message says what is allowed."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `text`; raises ValueError that says what is allowed."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise _Bad(SIZES)
+    size = int(float(found[1]) * _UNITS[found[2].upper()]) if "." in found[1] else (
+        int(found[1]) * _UNITS[found[2].upper()])
+    if size <= 0:
+        raise _Bad(f"{SIZES}, more than 0")
+    return size
+
+
+def format_size(size: int) -> str:
+    """`size` bytes for a person, exactly: the largest unit that divides it."""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise _Bad("a text that is not empty")
+    return text
+
+
+def _path(text: str) -> Path:
+    return Path(_text(text)).expanduser()
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    allowed = f"a whole number from {least} to {most:.0f}" if most < math.inf else (
+        f"a whole number, {least} or more")
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\s*[+-]?\d{1,18}\s*", text) or not least <= int(text) <= most:
+            raise _Bad(allowed)
+        return int(text)
+    return parse
+
+
+def _power_of_two(most: int) -> Callable[[str], int]:
+    allowed = ", ".join(str(2**i) for i in range(most.bit_length()))
+
+    def parse(text: str) -> int:
+        if text.strip() not in allowed.split(", "):
+            raise _Bad(f"one of {allowed}")
+        return int(text)
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise _Bad(f"one of {', '.join(choices)}")
+        return text
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What there is to know of one option. `show` writes its value for people (a secret is not shown)."""
+
+    parse: Callable[[str], object]
+    help: str
+    metavar: str
+    default_text: str
+    repeatable: bool
+    show: Callable[[Any], str]
+    name: str = ""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+
+def _option(default: T, parse: Callable[[str], object], help: str, *, metavar: str,
+            default_text: str | None = None, show: Callable[[Any], str] = str, secret: bool = False) -> T:
+    repeatable = isinstance(default, tuple)
+    text = default_text if default_text is not None else show(default)
+    meta = Option(parse, help, metavar, text, repeatable, show)
+    made: T = field(default=default, metadata={"option": meta}, repr=not secret)
+    return made
+
+
+def _count_keys(keys: Sequence[str]) -> str:
+    return f"{len(keys)} set (not shown)" if keys else "none: no key is asked for"
+
+
+def _join(values: Sequence[str]) -> str:
+    return ", ".join(values) or "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Every option of `trunkline serve`, with its default. `sources` says where each value came from."""
+
+    model: str = _option(
+        "smollm2", _text, "the model: a name that `trunkline models` lists, org/name, or a path to a GGUF "
+        "file or a Hugging Face folder", metavar="NAME|PATH")
+    served_model_name: str | None = _option(
+        None, _text, "the name that clients use", metavar="NAME", default_text="the model's own name")
+    alias: tuple[str, ...] = _option(
+        (), _text, "another name that clients may use, such as gpt-4o (repeatable)", metavar="NAME",
+        show=_join)
+    host: str = _option(
+        "127.0.0.1", _text, "the address to listen on; 0.0.0.0 for every interface", metavar="ADDRESS")
+    port: int = _option(
+        8000, _whole(0, 65535), "the TCP port to listen on; 0 for any free one", metavar="PORT")
+    hbm: int = _option(
+        2**30, parse_size, "the size of the KV pool on the device (plain RAM where there is no GPU), "
+        "allocated at start", metavar="SIZE", show=format_size)
+    dtype: Literal["auto", "bfloat16", "float32"] = _option(
+        "auto", _one_of("auto", "bfloat16", "float32"),
+        "the type of weights and KV: auto (bfloat16), bfloat16 or float32", metavar="TYPE")
+    max_context: int | None = _option(
+        None, _whole(16), "the longest sequence, prompt and reply together, in tokens", metavar="TOKENS",
+        default_text="the model's own")
+    block_size: int = _option(
+        16, _power_of_two(512), "tokens in a block, the unit of reuse", metavar="TOKENS")
+    step_tokens: int = _option(
+        512, _whole(16, 65536), "the most tokens that one step computes: decodes first, then chunks of "
+        "prefill", metavar="TOKENS")
+    max_running: int = _option(
+        16, _whole(1, 4096), "the most sequences in one step", metavar="SEQUENCES")
+    max_waiting: int = _option(
+        1024, _whole(1), "the most requests that wait for admission; one more is answered 429",
+        metavar="REQUESTS")
+    threads: int | None = _option(
+        None, _whole(1, 1024), "threads that compute on the CPU", metavar="THREADS",
+        default_text="one for each core")
+    device: Literal["cpu"] = _option("cpu", _one_of("cpu"), "where the model runs: cpu", metavar="DEVICE")
+    chat_template: Path | None = _option(
+        None, _path, "a file with a Jinja chat template to use for the model's own", metavar="FILE",
+        default_text="the model's own")
+    api_key: tuple[str, ...] = _option(
+        (), _text, "a key that clients must send, as `Authorization: Bearer KEY` (repeatable; other users "
+        "of the machine can read a command line, so prefer the environment variable)", metavar="KEY",
+        show=_count_keys, secret=True)
+    max_body: int = _option(
+        32 * 2**20, parse_size, "the largest request body; a larger one is answered 413", metavar="SIZE",
+        show=format_size)
+    log_level: Literal["debug", "info", "warning", "error"] = _option(
+        "info", _one_of("debug", "info", "warning", "error"),
+        "what is written to stderr: debug, info (a line for each request), warning or error",
+        metavar="LEVEL")
+    config: Path | None = _option(
+        None, _path, "a TOML file with these options by name, such as hbm = \"2GiB\"", metavar="FILE",
+        default_text="none")
+
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+
+def _named(name: str, option: Option) -> Option:
+    return Option(option.parse, option.help, option.metavar, option.default_text, option.repeatable,
+                  option.show, name)
+
+
+OPTIONS: dict[str, Option] = {
+    f.name: _named(f.name, f.metadata["option"]) for f in fields(ServeConfig) if "option" in f.metadata}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every option to `parser`, unparsed (`resolve` parses, so that all sources fail alike)."""
+    for option in OPTIONS.values():
+        text = f"{option.help} [default: {option.default_text}; env {option.env}]".replace("%", "%%")
+        parser.add_argument(option.flag, dest=option.name, metavar=option.metavar, default=None, help=text,
+                            action="append" if option.repeatable else "store")
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """` (did you mean X?)`, or nothing where no name is near."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def resolve(given: Mapping[str, Any], env: Mapping[str, str] | None = None) -> ServeConfig:
+    """The configuration from what argparse gave (None: not given), the environment and the file.
+
+    Raises ConfigError naming the option, the value and what is allowed.
+    """
+    env = os.environ if env is None else env
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for source, raw in _layers(given, env):
+        for name, value in raw.items():
+            values[name] = _parse(OPTIONS[name], value, source)
+            sources[name] = source
+    return ServeConfig(**values, sources=sources, notes=_notes(env))  # type: ignore[arg-type]
+
+
+def _layers(given: Mapping[str, Any], env: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """Sources from the weakest to the strongest."""
+    cli = {n: given[n] for n in OPTIONS if given.get(n) is not None}
+    by_env: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        if env.get(option.env):
+            text = env[option.env]
+            by_env[name] = [t.strip() for t in text.split(",") if t.strip()] if option.repeatable else text
+    layers = [(f"environment, {OPTIONS[n].env}", {n: value}) for n, value in by_env.items()]
+    file = cli.get("config") or by_env.get("config")
+    if file:
+        path = _parse(OPTIONS["config"], file, "command line")
+        layers.insert(0, (f"file {file}", _read_toml(cast(Path, path))))
+    return [*layers, ("command line", cli)]
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"--config {path}: can't be read: {e.strerror or e}", param="config") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"--config {path}: not a TOML file: {e}", param="config") from e
+    out: dict[str, Any] = {}
+    allowed = [o.name.replace("_", "-") for o in OPTIONS.values() if o.name != "config"]
+    for key, value in raw.items():
+        name = key.replace("-", "_")
+        if name not in OPTIONS or name == "config":
+            raise ConfigError(f"--config {path}: there is no option {key!r}"
+                              f"{nearest(key.replace('_', '-'), allowed)}; the options are "
+                              f"{', '.join(allowed)}", param=key)
+        if name in out:
+            raise ConfigError(f"--config {path}: {key!r} is set twice (- and _ are the same)", param=key)
+        out[name] = value
+    return out
+
+
+def _parse(option: Option, value: object, source: str) -> object:
+    if not option.repeatable:
+        return _parse_one(option, value, source)
+    many = value if isinstance(value, list) else [value]
+    return tuple(_parse_one(option, v, source) for v in many)
+
+
+def _parse_one(option: Option, value: object, source: str) -> object:
+    """One value; from a TOML file it may be a number as well as a text."""
+    shown = "(not shown)" if option.name == "api_key" else repr(value)
+    try:
+        if isinstance(value, bool) or not isinstance(value, (str, int, Path)):
+            raise _Bad("a text or a number")
+        return option.parse(str(value))
+    except _Bad as e:
+        hint = ""
+        if source.startswith("environment") and str(value).startswith("tcp://"):
+            # Kubernetes sets NAME_PORT=tcp://… for a service called "trunkline".
+            hint = "; Kubernetes sets this for a service of that name: rename it, or give --port"
+        raise ConfigError(f"{option.flag}: {shown} (from the {source}) is not {e}{hint}",
+                          param=option.name) from e
+
+
+def _notes(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that look like options and are none. No error: others may have set them."""
+    known = [o.env for o in OPTIONS.values()]
+    return tuple(
+        f"the environment variable {name} is not an option and was ignored{nearest(name, known)}"
+        for name in sorted(env)
+        if name.startswith(ENV_PREFIX) and name not in known and name not in OTHER_ENV)
+
+
+def banner(config: ServeConfig) -> list[str]:
+    """A line for each option: flag, value, source."""
+    rows = []
+    for name, option in OPTIONS.items():
+        value = getattr(config, name)
+        shown = option.default_text if value is None else option.show(value)
+        rows.append((option.flag, shown, config.sources.get(name, "default")))
+    width = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    return [f"  {flag:<{width[0]}}  {value:<{width[1]}}  ({source})" for flag, value, source in rows]

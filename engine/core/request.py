@@ -1,0 +1,70 @@
+"""A request inside the core: what it asked for, where it stands, what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from engine.core.messages import Sampling, Usage
+
+if TYPE_CHECKING:
+    from engine.core.flights import Flight
+    from radix import Lease, Path
+
+BYTES_PER_ID = 4
+
+
+class State(Enum):
+    """waiting → running (prefill, then decode) → finished; a waiter in a flight is still waiting."""
+
+    WAITING = "waiting"
+    IN_FLIGHT = "in_flight"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence.
+
+    `tokens` is the prompt and what was sampled so far, int32 LE. `computed` tokens have their KV in the pool.
+    `table` is the block table: the first `path.n_blocks` slots are the tree's, the others are ours alone.
+    KV length = computed, and at most one token (the last sampled) has none: computed <= n_tokens.
+    """
+
+    id: str
+    namespace: Any
+    tokens: bytearray
+    prompt_tokens: int
+    sampling: Sampling
+    seed: int
+    arrived: float
+    stop_ids: frozenset[int]
+    state: State = State.WAITING
+    computed: int = 0
+    table: list[int] = field(default_factory=list)
+    path: Path | None = None
+    lease: Lease | None = None
+    flight: Flight | None = None
+    usage: Usage = field(default_factory=Usage)
+    counted: bool = False
+    preempted: int = 0
+    known: int = 0
+    known_at: int = -1
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) // BYTES_PER_ID
+
+    @property
+    def remaining(self) -> int:
+        """Tokens without KV; 1 in decode."""
+        return self.n_tokens - self.computed
+
+    @property
+    def generated(self) -> int:
+        return self.n_tokens - self.prompt_tokens
+
+    def slice(self, start: int, end: int) -> bytes:
+        return bytes(self.tokens[start * BYTES_PER_ID:end * BYTES_PER_ID])

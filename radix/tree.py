@@ -1,0 +1,434 @@
+"""The radix tree: which transcripts are known, in which tier each block lies, who holds what.
+
+The caller owns bytes of KV and slots; the tree owns what they mean. A slot passes to the tree when a block is
+`adopted` or a tail kept, and back when a call returns it: as `duplicate_of`, in `freed_slots`, as a victim.
+
+    match ──► Path ──► lease ──► extend … extend ──► set_tail ──► release
+                                    victims ──► (the caller frees or spills) ──► dropped
+
+A `match` changes nothing and may be repeated; a `lease` is what counts as a use. Rules that hold throughout are
+in audit.py. Not safe for several threads: it has one owner, the core's loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from radix import audit, lookup
+from radix.ages import Ages
+from radix.blocks import Blocks, IntArray
+from radix.digest import block_digest, root_digest
+from radix.edges import Edges
+from radix.errors import ArgumentError, ResidenceError
+from radix.eviction import Policy, lru
+from radix.ghosts import Ghost, Ghosts
+from radix.lease import Holds, Lease, LeaseInfo
+from radix.node import TOKEN_BYTES, Node, Nodes, Root, common_tokens
+from radix.path import (
+    ADOPTED,
+    DuplicateOf,
+    Extended,
+    Namespace,
+    Outcome,
+    Path,
+    TailKept,
+    TailNotKept,
+    Victim,
+)
+from radix.residence import TOP, Residence
+from radix.tails import Tails
+from radix.uses import Uses
+
+#: About 16 MB of facts and 4 MB of tokens; a million tokens of memory at 16 a block.
+MAX_GHOSTS = 65_536
+
+
+class RadixTree:
+    """See the module.
+
+    `tiers` are names from the top (the device's) down. In `spare` tiers, a block that is also in the top tier
+    may go, and goes first. `clock` gives seconds and never goes back. Bytes of tokens are int32 little-endian.
+    """
+
+    def __init__(
+        self,
+        block_size: int = 16,
+        tiers: Sequence[str] = ("hbm",),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        policy: Policy = lru,
+        max_ghosts: int = MAX_GHOSTS,
+        spare: Sequence[str] = ("ram",),
+        capacity: int = 1024,
+    ) -> None:
+        if block_size < 1:
+            raise ArgumentError(f"a block of {block_size} tokens: 1 is the least")
+        self.block_size = block_size
+        self.tiers = tuple(tiers)
+        self._stride = block_size * TOKEN_BYTES
+        self._clock = clock
+        self._blocks = Blocks(len(tiers), capacity)
+        self._nodes = Nodes()
+        self._roots: dict[bytes, Root] = {}
+        self._ghosts = Ghosts(max_ghosts)
+        self._residence = Residence(self._blocks, self._nodes, tiers, spare, policy)
+        self._edges = Edges(self._blocks, self._nodes, self._residence, self._ghosts, self._stride)
+        self._holds = Holds(self._blocks, self._nodes, self._residence)
+        self._uses = Uses(self._blocks, self._nodes, self._residence)
+        self._tails = Tails(
+            self._blocks, self._residence, self._edges, self._ghosts, self._holds, self._stride
+        )
+        self._age_at_eviction = [Ages() for _ in tiers]
+        self._evictions: dict[str, dict[str, int]] = {tier: {} for tier in tiers}
+
+    # ---------------------------------------------------------------- looking
+
+    def namespace(self, fingerprint: bytes, adapter: bytes = b"", salt: bytes = b"") -> Namespace:
+        """The namespace of these fields; the same one for the same fields."""
+        return Namespace(root_digest(fingerprint, adapter, salt))
+
+    def match(self, namespace: Namespace, tokens: bytes, limit: int | None = None) -> Path:
+        """The longest known prefix of the first `limit` tokens (None: all). Changes nothing."""
+        if len(tokens) % TOKEN_BYTES:
+            raise ArgumentError(f"{len(tokens)} bytes of tokens: not a multiple of {TOKEN_BYTES}")
+        root = self._roots.get(namespace.root)
+        if root is None:
+            return Path(namespace, lookup.NOTHING, 0, 0, 0, -1, 0)
+        end = len(tokens) if limit is None else min(len(tokens), limit * TOKEN_BYTES)
+        return lookup.match(root, namespace, tokens, end, self._blocks, self._ghosts, self._stride)
+
+    def slots(self, path: Path, tier: str | None = None) -> IntArray:
+        """The slot in `tier` (None: the top one) of each of `path.blocks`; -1 where it is not there."""
+        t = TOP if tier is None else self._residence.index(tier)
+        taken: IntArray = self._blocks.slot_v[t][path.blocks]
+        return taken
+
+    def residence(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Of each of `path.known`, a bit for each tier (bit 0: the top one)."""
+        bits: npt.NDArray[np.uint8] = self._blocks.resident_v[path.known]
+        return bits
+
+    def resident(self, tier: str) -> int:
+        """Blocks in the tier, without those that are leaving."""
+        return self._residence.total[self._residence.index(tier)]
+
+    def leaving(self, tier: str) -> int:
+        """Blocks chosen by `victims` and not reported yet; their slots are still in use."""
+        return len(self._residence.leaving[self._residence.index(tier)])
+
+    def evictable(self, tier: str) -> int:
+        """How many slots repeated `victims` could win now."""
+        t = self._residence.index(tier)
+        return self._residence.total[t] - self._residence.leased[t]
+
+    def leases(self) -> list[LeaseInfo]:
+        """All open leases, oldest first."""
+        return [LeaseInfo(x.owner, x.path.reusable_tokens, x.since) for x in self._holds.open()]
+
+    def digests(self, path: Path) -> list[bytes]:
+        """The names of `path.blocks` outside the process; computed once each."""
+        parent = path.namespace.root
+        names = []
+        for block in path.blocks.tolist():
+            name = self._blocks.digest(block)
+            if name is None:
+                name = block_digest(parent, self._tokens_of(block))
+                self._blocks.remember_digest(block, name)
+            names.append(name)
+            parent = name
+        return names
+
+    def audit(self, slots_in_use: Mapping[str, set[int]] | None = None) -> list[str]:
+        """Every invariant that does not hold, as a sentence. `slots_in_use`: what the other side counts."""
+        return audit.check(
+            audit.Parts(
+                self.block_size, self.tiers, self._blocks, self._nodes, self._roots, self._residence,
+                self._ghosts, self._holds, self._tails.count,
+            ),
+            slots_in_use,
+        )  # fmt: skip
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and ages since the start; plain values."""
+        return {
+            "nodes": self._nodes.live,
+            "namespaces": len(self._roots),
+            "blocks": self._blocks.in_use,
+            "tails": self._tails.count,
+            "ghosts": len(self._ghosts),
+            "leases": len(self._holds),
+            **self._uses.stats(),
+            "tiers": {name: self._tier_stats(t, name) for t, name in enumerate(self.tiers)},
+        }
+
+    def _tier_stats(self, t: int, name: str) -> dict[str, Any]:
+        return {
+            "resident": self._residence.total[t],
+            "leased": self._residence.leased[t],
+            "leaving": len(self._residence.leaving[t]),
+            "evictions": sum(self._evictions[name].values()),
+            "evicted_by_reason": dict(self._evictions[name]),
+            "evicted_then_wanted": self._ghosts.wanted.get(name, 0),
+            "age_at_eviction": self._age_at_eviction[t].summary(),
+            "heap": len(self._residence.heaps[t]),
+            "heap_pops": self._residence.heaps[t].pops,
+        }
+
+    # ---------------------------------------------------------------- using
+
+    def lease(self, path: Path, owner: str, *, counted: bool = True) -> Lease:
+        """Hold a path, its partial block too: this is what counts as a use. `counted` False only keeps it young
+        (a preempted request that comes back to its own blocks is no hit). Raises StalePathError."""
+        self._uses.check(path)
+        now = self._clock()
+        if counted:
+            self._uses.count(path, now)
+        self._uses.touch(path, now, 1 if counted else 0)
+        lease = Lease(self, self._holds.next_serial(), owner, path, now)
+        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
+        return lease
+
+    def move_lease(self, lease: Lease, path: Path) -> None:
+        """`Lease.advance`."""
+        self._uses.check(path)
+        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
+        lease.path = path
+
+    def end_lease(self, lease: Lease) -> None:
+        """`Lease.release`."""
+        self._uses.touch(lease.path, self._clock(), 0)
+        self._holds.end(lease)
+
+    def touch(self, path: Path) -> None:
+        """The path is wanted: it is younger from now on. Raises StalePathError."""
+        self._uses.check(path)
+        self._uses.touch(path, self._clock(), 0)
+
+    def _end_of(self, path: Path) -> tuple[Node, int]:
+        """The node in which `path.blocks` end, and how many of them are on it."""
+        self._uses.check_end(path)
+        if path.end < 0:
+            name = path.namespace.root
+            root = self._roots.get(name)
+            if root is None:
+                root = self._roots[name] = Root(name, len(self.tiers))
+            return root, 0
+        node = self._nodes[self._blocks.node[path.end]]
+        return node, self._blocks.depth[path.end] + 1 - node.start
+
+    def _tokens_of(self, block: int) -> bytes:
+        node = self._nodes[self._blocks.node[block]]
+        at = (self._blocks.depth[block] - node.start) * self._stride
+        return node.tokens[at : at + self._stride]
+
+    # ---------------------------------------------------------------- growing
+
+    # Slots of `extend`, block by block; d + r + a = n, any of them may be 0.
+    #
+    #     path ───────┤ d resident in top │ r known, elsewhere or ghosts │ a never seen ├
+    #     outcome       DuplicateOf(slot)   ADOPTED                        ADOPTED
+    #     tree's slot   as before           the caller's                   the caller's
+    #     caller frees  its own             nothing                        nothing
+    #
+    # A tail that hangs where r or a begins a child and that the child's tokens repeat goes: its slot is in
+    # `freed_slots`, unless it is the very slot that the child was given (its sole holder appended in place).
+    # If it is leased it stays until the lease goes, and is then the first victim.
+    def extend(self, path: Path, tokens: bytes, slots: Sequence[int] | IntArray) -> Extended:
+        """Whole blocks behind `path.blocks`, one slot each. Raises StalePathError if the path's end has gone
+        (it can't while leased). Lease what comes back before anything is evicted (`Lease.extend` does both)."""
+        n = len(slots)
+        if len(tokens) != n * self._stride:
+            raise ArgumentError(
+                f"{len(tokens) // TOKEN_BYTES} tokens for {n} slots: blocks have {self.block_size} tokens"
+            )
+        if not n:
+            return Extended(self._path_of(path.namespace, path.blocks), [], [])
+        node, at = self._end_of(path)
+        given: IntArray = np.asarray(slots, np.int32)
+        parts, outcomes, freed = [path.blocks], [], list[int]()
+        done = 0
+        while done < n:
+            if at == node.n:
+                child = node.children.get(tokens[done * self._stride : (done + 1) * self._stride])
+                if child is None:
+                    break
+                node, at = child, 0
+            if node.slack:
+                node.trim(self._stride)
+            shared = common_tokens(
+                tokens, done * self._stride, len(tokens), node.tokens, at * self._stride, len(node.tokens)
+            )
+            k = shared // self.block_size
+            if not k:
+                break
+            outcomes += self._adopt_known(node, at, at + k, given[done : done + k], freed)
+            parts.append(node.blocks[at : at + k])
+            at, done = at + k, done + k
+        if done < n:
+            parts.append(self._adopt_new(node, at, tokens[done * self._stride :], given[done:], freed))
+            outcomes += [ADOPTED] * (n - done)
+        return Extended(self._path_of(path.namespace, np.concatenate(parts)), outcomes, freed)
+
+    def _adopt_known(
+        self, node: Node, first: int, last: int, given: IntArray, freed: list[int]
+    ) -> list[Outcome]:
+        """Blocks that the tree has: duplicates as far as the top tier reaches, the rest adopted again."""
+        middle = min(max(node.resident[TOP], first), last)
+        there = self._blocks.slot_v[TOP][node.blocks[first:middle]]
+        outcomes: list[Outcome] = [
+            ADOPTED if mine == slot else DuplicateOf(slot)
+            for slot, mine in zip(there.tolist(), given.tolist(), strict=False)
+        ]
+        if first == 0 and node.parent is not None:
+            self._tails.retire(node.parent, node.tokens[: self._stride], int(given[0]), freed)
+        if middle < last:
+            ids = node.blocks[middle:last]
+            for block in ids.tolist():
+                self._ghosts.returned(block)
+            self._blocks.last_use_v[ids] = self._clock()
+            self._residence.place(TOP, node, middle, last, given[middle - first :])
+            outcomes += [ADOPTED] * (last - middle)
+        return outcomes
+
+    def _adopt_new(self, node: Node, at: int, tokens: bytes, given: IntArray, freed: list[int]) -> IntArray:
+        """Blocks that nobody has seen: behind a cut, if it is inside an edge."""
+        if at < node.n:
+            node = self._edges.split(node, at)
+        self._tails.retire(node, tokens[: self._stride], int(given[0]), freed)
+        owner, first = self._edges.grow(node, tokens, len(given), self._clock())
+        self._residence.place(TOP, owner, first, owner.n, given)
+        return owner.blocks[first:]
+
+    def _path_of(self, namespace: Namespace, ids: IntArray) -> Path:
+        n_tokens = len(ids) * self.block_size
+        last = int(ids[-1]) if len(ids) else -1
+        born = self._blocks.born[last] if last >= 0 else 0
+        return Path(namespace, ids, len(ids), n_tokens, n_tokens, last, born)
+
+    def set_tail(self, path: Path, tokens: bytes, slot: int) -> TailKept | TailNotKept:
+        """1 to block_size - 1 tokens behind `path.blocks`. Not kept where a child in the top tier repeats it,
+        where the present tail is as long, or is leased (unless it is the same slot, grown in place)."""
+        if not 0 < len(tokens) < self._stride or len(tokens) % TOKEN_BYTES:
+            raise ArgumentError(
+                f"a tail of {len(tokens) / TOKEN_BYTES:g} tokens: it has 1 to {self.block_size - 1}"
+            )
+        return self._tails.set(*self._end_of(path), tokens, slot, self._clock())
+
+    def take_tail(self, path: Path) -> int | None:
+        """The slot of the tail that is `path.partial`, for the caller to append in: the tree forgets the tail.
+        None if the partial is no tail, agrees only in part, or is leased: then copy the slot."""
+        partial = path.partial
+        if partial is None or not partial.whole:
+            return None
+        self._uses.check(path)
+        tail = self._nodes[self._blocks.node[partial.block]]
+        node = tail.parent
+        assert node is not None
+        if tail.covered or len(tail.tokens) != partial.n_tokens * TOKEN_BYTES:
+            return None
+        freed: list[int] = []
+        self._tails.remove(node, -1, freed)
+        self._drop_if_empty(node)
+        return freed[0]
+
+    # ---------------------------------------------------------------- moving and forgetting
+
+    #     resident ──victims──► leaving ──dropped──► in a lower tier, or a ghost ──(too many)──► forgotten
+    #         ▲                    │                                       │
+    #         └───────kept─────────┘◄──────────── extend, placed ──────────┘
+    #
+    # While it is leaving, a block is in no path's `blocks`, its slot is still in use (the caller may be reading
+    # it for a spill) and is the caller's to free once it has reported.
+    def victims(self, tier: str, n: int) -> list[Victim]:
+        """At most `n` blocks to drop from a tier, in the policy's order: children before parents."""
+        chosen = self._residence.choose(self._residence.index(tier), n)
+        return [Victim(block, slot, self._n_tokens(block)) for block, slot in chosen]
+
+    def _n_tokens(self, block: int) -> int:
+        node = self._nodes[self._blocks.node[block]]
+        return len(node.tokens) // TOKEN_BYTES if node.is_tail else self.block_size
+
+    def kept(self, tier: str, blocks: Iterable[int]) -> list[int]:
+        """Victims that were not dropped after all are in their slots as before. Parents first. Returns slots
+        of tails that they repeat, for the caller to free."""
+        t = self._residence.index(tier)
+        freed: list[int] = []
+        for block in blocks:
+            slot = self._residence.leaving[t].get(block)
+            if slot is None or self._blocks.resident[block] & (1 << t):
+                raise ResidenceError(f"block {block} is not leaving {tier}, or has come back to it")
+            self._place_one(t, block, slot, freed)
+        return freed
+
+    def placed(self, tier: str, blocks: Sequence[int], slots: Sequence[int]) -> list[int]:
+        """Known blocks are in a tier from now on (a spill or a restore is done). In the top tier, parents
+        first. Returns slots of tails that they repeat, for the caller to free."""
+        t = self._residence.index(tier)
+        freed: list[int] = []
+        for block, slot in zip(blocks, slots, strict=True):
+            if self._blocks.resident[block] & (1 << t):
+                raise ResidenceError(f"block {block} is in {tier} already")
+            self._place_one(t, block, slot, freed)
+            self._ghosts.returned(block)
+        return freed
+
+    def _place_one(self, t: int, block: int, slot: int, freed: list[int]) -> None:
+        node = self._nodes[self._blocks.node[block]]
+        at = self._blocks.depth[block] - node.start
+        parent = node.parent
+        assert parent is not None
+        if t == TOP:
+            if (parent.resident[TOP] != parent.n) if at == 0 else (node.resident[TOP] != at):
+                raise ResidenceError(f"block {block} can't be in {self.tiers[TOP]} before its parent is")
+            if node.is_tail:
+                node.doomed = lookup.continues(parent, parent.n, node.tokens, self._blocks, self._stride)
+            elif at == 0:
+                self._tails.retire(parent, node.tokens[: self._stride], slot, freed)
+        elif node.is_tail:
+            raise ResidenceError(f"block {block} is a partial tail: it lives in {self.tiers[TOP]} only")
+        self._residence.leaving[t].pop(block, None)
+        self._residence.place(t, node, at, at + 1, np.array([slot], np.int32))
+
+    def dropped(self, tier: str, blocks: Iterable[int], reason: str = "space") -> None:
+        """Blocks are in `tier` no more: victims, or any that nobody holds and that have no child there (then the
+        caller frees their slots). What is in no tier becomes a ghost."""
+        t = self._residence.index(tier)
+        now = self._clock()
+        ghost = Ghost(now, tier, reason)
+        n = 0
+        for block in blocks:
+            if not self._residence.left(t, block):
+                self._leave_unasked(t, block)
+            n += 1
+            self._age_at_eviction[t].add(now - self._residence.last_use(block))
+            if not self._residence.is_anywhere(block):
+                for forgotten in self._ghosts.add(block, ghost):
+                    self._forget(forgotten)
+        by_reason = self._evictions[tier]
+        by_reason[reason] = by_reason.get(reason, 0) + n
+
+    def _leave_unasked(self, t: int, block: int) -> None:
+        if not self._blocks.resident[block] & (1 << t):
+            raise ResidenceError(f"block {block} is not in {self.tiers[t]}")
+        if self._residence.is_leased(block):
+            raise ResidenceError(f"block {block} is leased: it can't be dropped from {self.tiers[t]}")
+        if t == TOP and self._residence.has_child(t, block):
+            raise ResidenceError(f"block {block} can't leave {self.tiers[t]} before its children do")
+        self._residence.leave(t, block)
+
+    def _forget(self, block: int) -> None:
+        """A ghost has expired."""
+        node = self._nodes[self._blocks.node[block]]
+        self._tails.count -= node.is_tail
+        root = self._edges.prune(block)
+        if root is not None:
+            self._drop_if_empty(root)
+
+    def _drop_if_empty(self, node: Node) -> None:
+        if isinstance(node, Root) and not node.children and node.tail is None:
+            del self._roots[node.name]

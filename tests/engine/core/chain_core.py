@@ -1,0 +1,140 @@
+"""A core on a runner whose "KV" is a chain of hashes: any stale, foreign or missing KV changes the next token."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.core.core import Core
+from engine.core.messages import Delta, GenerateRequest, Sampling
+from engine.core.runner import Rows
+
+VOCAB = 997
+EMPTY = -1
+
+
+def ids(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, "<i4").tobytes()
+
+
+def tokens(raw: bytes) -> list[int]:
+    return np.frombuffer(raw, "<i4").tolist()
+
+
+def link(before: int, token: int) -> int:
+    return zlib.crc32(f"{before},{token}".encode())
+
+
+def cold(prompt: Sequence[int], n: int) -> list[int]:
+    """What the chain says comes next, from the tokens alone: the reference."""
+    state, out = 0, []
+    for token in prompt:
+        state = link(state, token)
+    for _ in range(n):
+        out.append(state % VOCAB)
+        state = link(state, out[-1])
+    return out
+
+
+class ChainRunner:
+    """Writes, for each token, the hash of all tokens up to it into its slot; reads only through block tables."""
+
+    def __init__(self, slots: int, block_size: int) -> None:
+        self.size = block_size
+        self.pool = np.full((slots, block_size), EMPTY, np.int64)
+        self.rows: list[Rows] = []
+        self.computed = 0
+        self.steps = 0
+        self.fail_at: int | None = None
+
+    def execute(self, batch: list[Rows]) -> torch.Tensor:
+        self.steps += 1
+        if self.fail_at == self.steps:
+            raise RuntimeError("the device is on fire")
+        self.rows = list(batch)
+        wanted = []
+        for rows in batch:
+            assert len(rows.ids) == 4 * rows.n
+            self.computed += rows.n
+            state = 0 if rows.start == 0 else self._read(rows, rows.start - 1)
+            for i, token in enumerate(tokens(rows.ids)):
+                state = link(state, token)
+                at = rows.start + i
+                self.pool[rows.table[at // self.size], at % self.size] = state
+            if rows.logits:
+                wanted.append(torch.nn.functional.one_hot(torch.tensor(state % VOCAB), VOCAB).float())
+        return torch.stack(wanted) if wanted else torch.empty(0, VOCAB)
+
+    def _read(self, rows: Rows, at: int) -> int:
+        state = int(self.pool[rows.table[at // self.size], at % self.size])
+        assert state != EMPTY, f"read position {at} before it was written"
+        return state
+
+    def copy_slot(self, source: int, target: int) -> None:
+        self.pool[target] = self.pool[source]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Bench:
+    """A core, its parts, and what it answered."""
+
+    core: Core
+    runner: ChainRunner
+    clock: Clock
+    got: dict[str, list[int]] = field(default_factory=dict)
+    last: dict[str, Delta] = field(default_factory=dict)
+
+    def add(self, name: str, prompt: Sequence[int], n: int = 4, *, namespace: bytes = b"",
+            **sampling: object) -> None:
+        options = {"max_tokens": n, "temperature": 0.0, **sampling}
+        self.core.add(GenerateRequest(name, ids(prompt), Sampling(**options), namespace))  # type: ignore[arg-type]
+
+    def keep(self, deltas: list[Delta]) -> None:
+        for d in deltas:
+            self.got.setdefault(d.id, []).extend(tokens(d.ids))
+            if d.finish:
+                self.last[d.id] = d
+
+    def step(self) -> list[Delta]:
+        self.clock.now += 0.01
+        deltas = self.core.step()
+        self.keep(deltas)
+        assert self.core.audit() == []
+        for r in self.core.scheduler.running:
+            assert r.n_tokens - 1 <= r.computed <= r.n_tokens or r.remaining > 1
+            assert len(r.table) * self.runner.size >= r.computed
+        return deltas
+
+    def run(self, steps: int = 10_000) -> None:
+        for _ in range(steps):
+            if not self.core.has_work():
+                return
+            self.step()
+        raise AssertionError(f"still working after {steps} steps")
+
+    def ask(self, name: str, prompt: Sequence[int], n: int = 4, **more: object) -> list[int]:
+        self.add(name, prompt, n, **more)  # type: ignore[arg-type]
+        self.run()
+        return self.got[name]
+
+    def cancel(self, name: str) -> None:
+        delta = self.core.cancel(name)
+        assert delta is not None
+        self.keep([delta])
+
+    def usage(self, name: str) -> dict[str, int]:
+        usage = self.last[name].usage
+        assert usage is not None
+        return {"hbm": usage.cached["hbm"], **usage.computed}

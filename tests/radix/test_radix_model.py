@@ -1,0 +1,524 @@
+"""The tree against a naive model: a dictionary of all prefixes, in any order of calls.
+
+The model knows nothing of edges, heaps or counts. A block's key is (namespace, all bytes up to its end); a tail's
+key ends inside a block. Small alphabets and blocks of two tokens make splits, forks and repeated tails common.
+After every step the audit must be clean, with the slots that the model thinks are in use.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from radix import Adopted, DuplicateOf, Lease, Path, RadixTree, ResidenceError, TailKept
+
+Key = tuple[int, bytes]
+N_SLOTS = 48
+
+
+def tok(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def common(a: bytes, b: bytes) -> int:
+    n = 0
+    while n + 4 <= min(len(a), len(b)) and a[n : n + 4] == b[n : n + 4]:
+        n += 4
+    return n // 4
+
+
+@dataclass
+class Block:
+    id: int
+    slots: dict[str, int] = field(default_factory=dict)
+    leaving: dict[str, int] = field(default_factory=dict)
+    last_use: float = 0.0
+    uses: int = 0
+    doomed: bool = False
+
+
+@dataclass
+class Held:
+    lease: Lease
+    path: Path
+    at: Key  # end of path.blocks
+    covers: Key  # end of what it covers: that, or the partial block
+
+
+class Model(RuleBasedStateMachine):
+    block_size = 2
+    tiers: tuple[str, ...] = ("hbm",)
+    max_ghosts = 10**6
+
+    @initialize()
+    def start(self) -> None:
+        self.now = 0.0
+        self.tree = RadixTree(
+            self.block_size, self.tiers, clock=lambda: self.now, max_ghosts=self.max_ghosts, capacity=4
+        )
+        self.stride = 4 * self.block_size
+        self.spaces = [self.tree.namespace(b"model"), self.tree.namespace(b"model", salt=b"tenant")]
+        self.known: dict[Key, Block] = {}
+        self.held: list[Held] = []
+        self.free = {tier: list(range(N_SLOTS)) for tier in self.tiers}
+        self.used = {tier: set[int]() for tier in self.tiers}
+
+    # -- the model's own answers
+
+    def slot(self, tier: str = "hbm") -> int:
+        slot = self.free[tier].pop()
+        self.used[tier].add(slot)
+        return slot
+
+    def release_slot(self, slot: int, tier: str = "hbm") -> None:
+        self.used[tier].remove(slot)
+        self.free[tier].append(slot)
+
+    def parent(self, key: Key) -> Key:
+        space, run = key
+        return space, run[: (len(run) - 1) // self.stride * self.stride]
+
+    def is_tail(self, key: Key) -> bool:
+        return len(key[1]) % self.stride != 0
+
+    def below(self, key: Key) -> list[Key]:
+        return [k for k in self.known if self.parent(k) == key and k != key]
+
+    def tail_of(self, key: Key) -> Key | None:
+        return next((k for k in self.below(key) if self.is_tail(k)), None)
+
+    def is_leased(self, key: Key) -> bool:
+        return any(
+            h.covers[0] == key[0]
+            and (h.covers == key or (not self.is_tail(key) and h.covers[1].startswith(key[1]) and key[1]))
+            for h in self.held
+        )
+
+    def candidates(self, tier: str) -> dict[Key, tuple[int, float, int]]:
+        order = {}
+        for key, block in self.known.items():
+            if tier not in block.slots or tier in block.leaving or self.is_leased(key):
+                continue
+            spare = tier == "ram" and "hbm" in block.slots
+            if not spare and any(tier in self.known[k].slots for k in self.below(key)):
+                continue
+            depth = (len(key[1]) - 1) // self.stride
+            order[key] = (0 if spare or block.doomed else 1, block.last_use, -depth)
+        return order
+
+    def expect(self, space: int, query: bytes) -> tuple[int, int, int, int, int]:
+        """n_tokens, known_tokens, partial, evicted, rounded."""
+        known = 0
+        while (space, query[: known + self.stride]) in self.known and known + self.stride <= len(query):
+            known += self.stride
+        top = 0
+        while top < known and "hbm" in self.known[space, query[: top + self.stride]].slots:
+            top += self.stride
+        partial = self.agree(space, query, top, "hbm")
+        gone = [
+            at
+            for at in range(top, known, self.stride)
+            if not self.known[space, query[: at + self.stride]].slots
+        ]
+        evicted = self.block_size * len(gone) - (partial if top in gone else 0)
+        rounded = self.agree(space, query, known, None) - (partial if known == top else 0)
+        return top // 4, known // 4, partial, evicted, rounded
+
+    def agree(self, space: int, query: bytes, at: int, tier: str | None) -> int:
+        rest = query[at : at + self.stride]
+        return max(
+            (
+                common(k[1][at:], rest)
+                for k in self.below((space, query[:at]))
+                if tier is None or tier in self.known[k].slots
+            ),
+            default=0,
+        )
+
+    # -- steps
+
+    tokens = st.lists(st.integers(0, 2), max_size=9).map(tok)
+    space = st.integers(0, 1)
+
+    @rule(by=st.integers(0, 2))
+    def time_passes(self, by: int) -> None:
+        self.now += by
+
+    @rule(space=space, query=tokens, limit=st.none() | st.integers(0, 9))
+    def look_up(self, space: int, query: bytes, limit: int | None) -> None:
+        self.match(space, query, limit)
+
+    def match(self, space: int, query: bytes, limit: int | None = None) -> Path:
+        path = self.tree.match(self.spaces[space], query, limit)
+        if limit is not None:
+            query = query[: 4 * limit]
+        n, known, partial, evicted, rounded = self.expect(space, query)
+        assert path.n_tokens == n
+        assert path.n_blocks == len(path.blocks) == n // self.block_size
+        assert (path.partial.n_tokens if path.partial else 0) == partial
+        assert self.tree.slots(path, "hbm").tolist() == [
+            self.known[space, query[:at]].slots["hbm"]
+            for at in range(self.stride, 4 * n + 1, self.stride)
+        ]
+        if path.partial:
+            key = self.key_of(path.partial.block)
+            assert self.known[key].slots["hbm"] == path.partial.slot
+            assert common(key[1][4 * n :], query[4 * n :]) == partial
+        assert path.n_tokens + partial + path.evicted_tokens + path.rounded_tokens <= len(query) // 4
+        if self.max_ghosts > 1000:
+            assert (path.known_tokens, path.evicted_tokens, path.rounded_tokens) == (known, evicted, rounded)
+            gone = self.first_gone(space, query, n, known)
+            assert (path.ghost is None) == (gone is None or bool(self.known[gone].leaving))
+        return path
+
+    def first_gone(self, space: int, query: bytes, n: int, known: int) -> Key | None:
+        keys = [(space, query[:at]) for at in range(4 * n + self.stride, 4 * known + 1, self.stride)]
+        return next((k for k in keys if not self.known[k].slots), None)
+
+    def key_of(self, block: int) -> Key:
+        (key,) = [k for k, b in self.known.items() if b.id == block and (b.slots or b.leaving)]
+        return key
+
+    def touch(self, path: Path, at: Key, uses: int) -> None:
+        for end in range(self.stride, len(at[1]) + 1, self.stride):
+            self.use(self.known[at[0], at[1][:end]], uses)
+        if path.partial:
+            for block in self.known.values():
+                if block.id == path.partial.block and "hbm" in block.slots:
+                    self.use(block, uses)
+
+    def use(self, block: Block, uses: int) -> None:
+        block.last_use = self.now
+        block.uses += uses
+
+    @precondition(lambda self: len(self.held) < 5)
+    @rule(space=space, query=tokens)
+    def take_lease(self, space: int, query: bytes) -> None:
+        path = self.match(space, query)
+        at = (space, query[: 4 * path.n_tokens])
+        covers = self.key_of(path.partial.block) if path.partial else at
+        lease = self.tree.lease(path, f"request {len(self.held)}")
+        self.touch(path, at, 1)
+        self.held.append(Held(lease, path, at, covers))
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 9))
+    def release_lease(self, which: int) -> None:
+        held = self.held.pop(which % len(self.held))
+        held.lease.release()
+        self.touch(held.lease.path, held.at, 0)
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 9), tokens=tokens, move=st.booleans())
+    def extend_leased(self, which: int, tokens: bytes, move: bool) -> None:
+        held = self.held[which % len(self.held)]
+        at, path = self.extend(held.lease.path, held.at, tokens)
+        if move:
+            held.lease.advance(path)
+            held.path, held.at, held.covers = path, at, at
+
+    @rule(space=space, query=tokens, tokens=tokens)
+    def extend_unleased(self, space: int, query: bytes, tokens: bytes) -> None:
+        path = self.match(space, query)
+        self.extend(path, (space, query[: 4 * path.n_tokens]), tokens)
+
+    def extend(self, path: Path, at: Key, tokens: bytes) -> tuple[Key, Path]:
+        tokens = tokens[: len(tokens) // self.stride * self.stride]
+        n = len(tokens) // self.stride
+        if len(self.free["hbm"]) < n:
+            return at, path
+        slots = [self.slot() for _ in range(n)]
+        expected: list[Adopted | DuplicateOf] = []
+        freed = []
+        key = at
+        for i, slot in enumerate(slots):
+            above, key = key, (key[0], key[1] + tokens[i * self.stride : (i + 1) * self.stride])
+            freed += self.retire_tail(above, key)
+            block = self.known.setdefault(key, Block(-1))
+            if "hbm" in block.slots:
+                expected.append(DuplicateOf(block.slots["hbm"]))
+                self.release_slot(slot)
+            else:
+                expected.append(Adopted())
+                block.slots["hbm"] = slot
+                if block.id < 0:
+                    block.uses = 0
+                block.last_use = self.now
+        extended = self.tree.extend(path, tokens, slots)
+        assert extended.outcomes == expected
+        assert sorted(extended.freed_slots) == sorted(freed)
+        for slot in freed:
+            self.release_slot(slot)
+        ids = extended.path.blocks.tolist()
+        assert extended.path.n_tokens == len(key[1]) // 4
+        for i, block_id in enumerate(ids):
+            block = self.known[key[0], key[1][: (i + 1) * self.stride]]
+            assert block.id == block_id or block.id < 0 or self.max_ghosts < 1000
+            block.id = block_id
+        return key, extended.path
+
+    def retire_tail(self, above: Key, child: Key) -> list[int]:
+        tail = self.tail_of(above)
+        if tail is None or not child[1].startswith(tail[1]):
+            return []
+        block = self.known[tail]
+        if not block.slots and block.leaving:
+            return []
+        if self.is_leased(tail):
+            block.doomed = True
+            return []
+        del self.known[tail]
+        return [block.slots["hbm"]] if block.slots else []
+
+    @precondition(lambda self: self.free["hbm"])
+    @rule(space=space, query=tokens, tail=st.lists(st.integers(0, 2), min_size=1, max_size=3), keep=st.booleans())
+    def set_tail(self, space: int, query: bytes, tail: list[int], keep: bool) -> None:
+        path = self.match(space, query)
+        at = (space, query[: 4 * path.n_tokens])
+        tokens = tok(tail[: self.block_size - 1])
+        slot = self.slot()
+        result = self.tree.set_tail(path, tokens, slot)
+        old = self.tail_of(at)
+        repeated = any(
+            k[1][len(at[1]) :].startswith(tokens) and "hbm" in self.known[k].slots and not self.is_tail(k)
+            for k in self.below(at)
+        )
+        stays = old is not None and (
+            self.known[old].slots or self.known[old].leaving
+        ) and (
+            bool(not self.known[old].slots)
+            or len(old[1]) - len(at[1]) >= len(tokens)
+            or self.is_leased(old)
+        )
+        assert isinstance(result, TailKept) == (not repeated and not stays)
+        if isinstance(result, TailKept):
+            replaced = [*self.known.pop(old).slots.values()] if old is not None else []
+            assert result.freed_slots == replaced
+            for freed in replaced:
+                self.release_slot(freed)
+            self.known[space, at[1] + tokens] = Block(result.block, {"hbm": slot}, last_use=self.now)
+        else:
+            assert result.slot == slot
+            self.release_slot(slot)
+
+    @rule(space=space, query=tokens)
+    def take_tail(self, space: int, query: bytes) -> None:
+        path = self.match(space, query)
+        slot = self.tree.take_tail(path)
+        key = self.key_of(path.partial.block) if path.partial else None
+        whole = key is not None and self.is_tail(key) and query.startswith(key[1])
+        assert (slot is not None) == (whole and not self.is_leased(key))
+        if slot is not None and key is not None:
+            assert self.known.pop(key).slots["hbm"] == slot
+            self.release_slot(slot)
+
+    # -- leaving
+
+    def choose(self, tier: str, n: int) -> list[Key]:
+        keys = []
+        for victim in self.tree.victims(tier, n):
+            order = self.candidates(tier)
+            key = next(k for k in order if self.known[k].id == victim.block)
+            assert order[key] == min(order.values()), "another should have gone first"
+            block = self.known[key]
+            assert victim.slot == block.slots[tier]
+            rest = len(key[1]) % self.stride
+            assert victim.n_tokens == (rest // 4 or self.block_size)
+            block.leaving[tier] = block.slots.pop(tier)
+            keys.append(key)
+        assert len(keys) == n or not self.candidates(tier)
+        return keys
+
+    def report(self, tier: str, key: Key) -> None:
+        block = self.known[key]
+        self.release_slot(block.leaving.pop(tier), tier)
+        self.tree.dropped(tier, [block.id])
+
+    @rule(tier=st.integers(0, 1), n=st.integers(1, 6))
+    def evict(self, tier: int, n: int) -> None:
+        name = self.tiers[tier % len(self.tiers)]
+        for key in self.choose(name, n):
+            self.report(name, key)
+
+    @rule(tier=st.integers(0, 1), n=st.integers(1, 3))
+    def begin_to_evict(self, tier: int, n: int) -> None:
+        self.choose(self.tiers[tier % len(self.tiers)], n)
+
+    @rule(tier=st.integers(0, 1))
+    def report_what_left(self, tier: int) -> None:
+        name = self.tiers[tier % len(self.tiers)]
+        for key in [k for k, b in self.known.items() if name in b.leaving]:
+            self.report(name, key)
+
+    @rule(tier=st.integers(0, 1))
+    def keep_what_was_leaving(self, tier: int) -> None:
+        name = self.tiers[tier % len(self.tiers)]
+        leaving = sorted((k for k, b in self.known.items() if name in b.leaving), key=lambda k: len(k[1]))
+        for key in leaving:
+            block, above = self.known[key], self.parent(key)
+            orphan = name == "hbm" and above[1] and "hbm" not in self.known[above].slots
+            if name in block.slots or orphan:
+                continue
+            if self.is_tail(key) and self.repeated(key):
+                continue
+            freed = self.retire_tail(above, key) if name == "hbm" else []
+            assert self.tree.kept(name, [block.id]) == freed
+            for one in freed:
+                self.release_slot(one)
+            block.slots[name] = block.leaving.pop(name)
+
+    def repeated(self, tail: Key) -> bool:
+        return any(
+            k[1].startswith(tail[1]) and "hbm" in self.known[k].slots
+            for k in self.below(self.parent(tail))
+            if k != tail
+        )
+
+    @rule(which=st.integers(0, 99))
+    def drop_unasked(self, which: int) -> None:
+        """A report about any block in HBM: refused unless nobody holds it and nothing stands on it."""
+        there = [k for k, b in self.known.items() if "hbm" in b.slots and "hbm" not in b.leaving]
+        if not there:
+            return
+        key = there[which % len(there)]
+        block = self.known[key]
+        allowed = not self.is_leased(key) and not any("hbm" in self.known[k].slots for k in self.below(key))
+        if allowed:
+            self.release_slot(block.slots.pop("hbm"))
+            self.tree.dropped("hbm", [block.id], "asked")
+        else:
+            with pytest.raises(ResidenceError):
+                self.tree.dropped("hbm", [block.id], "asked")
+
+    @rule(which=st.integers(0, 99))
+    def spill(self, which: int) -> None:
+        """Copy a block down, also one that is on its way out of HBM."""
+        if "ram" not in self.tiers or not self.free["ram"]:
+            return
+        there = [
+            k
+            for k, b in self.known.items()
+            if ("hbm" in b.slots or "hbm" in b.leaving)
+            and not {"ram"} & (b.slots.keys() | b.leaving.keys())
+            and not self.is_tail(k)
+        ]
+        if there:
+            block = self.known[there[which % len(there)]]
+            block.slots["ram"] = self.slot("ram")
+            self.tree.placed("ram", [block.id], [block.slots["ram"]])
+
+    @rule(which=st.integers(0, 99))
+    def restore(self, which: int) -> None:
+        if not self.free["hbm"]:
+            return
+        below = [k for k, b in self.known.items() if "ram" in b.slots and not {"hbm"} & (b.slots | b.leaving).keys()]
+        if not below:
+            return
+        key = below[which % len(below)]
+        above, block = self.parent(key), self.known[key]
+        slot = self.slot()
+        if above[1] and "hbm" not in self.known[above].slots:
+            with pytest.raises(ResidenceError):
+                self.tree.placed("hbm", [block.id], [slot])
+            self.release_slot(slot)
+            return
+        block.slots["hbm"] = slot
+        freed = self.retire_tail(above, key)
+        assert self.tree.placed("hbm", [block.id], [slot]) == freed
+        for one in freed:
+            self.release_slot(one)
+
+    # -- after every step
+
+    @invariant()
+    def audit_is_clean(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        assert self.tree.audit(self.used) == []
+
+    @invariant()
+    def ages_and_uses_agree(self) -> None:
+        """Notes on edges and columns together say what was written block by block."""
+        for key, block in self.known.items() if hasattr(self, "tree") else ():
+            if block.slots or self.max_ghosts > 1000:
+                facts = self.tree._residence.facts(block.id)
+                assert (facts.last_use, facts.uses) == (block.last_use, block.uses), key
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        for tier in self.tiers:
+            there = [k for k, b in self.known.items() if tier in b.slots]
+            assert self.tree.resident(tier) == len(there)
+            assert self.tree.leaving(tier) == sum(tier in b.leaving for b in self.known.values())
+            assert self.tree.evictable(tier) == sum(not self.is_leased(k) for k in there)
+
+    def teardown(self) -> None:
+        """In the end everything can go, and nothing is left."""
+        if not hasattr(self, "tree"):
+            return
+        for held in self.held:
+            held.lease.release()
+            self.touch(held.lease.path, held.at, 0)
+        self.held = []
+        for name in self.tiers:
+            for key in [k for k, b in self.known.items() if name in b.leaving]:
+                self.report(name, key)
+        for name in self.tiers:
+            assert self.tree.evictable(name) == self.tree.resident(name)
+            for key in self.choose(name, 10**6):
+                self.report(name, key)
+            assert self.tree.resident(name) == 0
+        assert self.tree.audit({tier: set() for tier in self.tiers}) == []
+        if self.max_ghosts == 0:
+            assert self.tree.stats()["blocks"] == self.tree.stats()["nodes"] == 0
+            assert self.tree.stats()["namespaces"] == 0
+
+
+class FewGhosts(Model):
+    max_ghosts = 3
+
+
+class NoGhosts(Model):
+    max_ghosts = 0
+
+
+class WiderBlocks(Model):
+    block_size = 4
+    tokens = st.lists(st.integers(0, 1), max_size=18).map(tok)
+
+
+class TwoTiers(Model):
+    tiers = ("hbm", "ram")
+
+
+class TwoTiersFewGhosts(Model):
+    tiers = ("hbm", "ram")
+    max_ghosts = 2
+
+
+@pytest.mark.parametrize("machine", [Model, FewGhosts, NoGhosts, WiderBlocks, TwoTiers, TwoTiersFewGhosts])
+def test_the_tree_equals_a_dictionary_of_all_prefixes(machine: type[Model]) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=80,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
