@@ -157,7 +157,8 @@ class ServeConfig:
         "allocated at start", metavar="SIZE", show=format_size)
     dtype: Literal["auto", "bfloat16", "float32"] = _option(
         "auto", _one_of("auto", "bfloat16", "float32"),
-        "the type of weights and KV: auto (bfloat16), bfloat16 or float32", metavar="TYPE")
+        "the type of weights and KV: bfloat16, float32, or auto (bfloat16 where this CPU is fast in it, else "
+        "float32)", metavar="TYPE")
     max_context: int | None = _option(
         None, _whole(16), "the longest sequence, prompt and reply together, in tokens", metavar="TOKENS",
         default_text="the model's own")

@@ -113,7 +113,8 @@ def _attend(rows: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> T
             mask = torch.nn.functional.pad(mask, (0, 0, 0, short))
     if b * heads == 1 and n <= QUERY_BLOCK:
         rows, k, v, mask = (t.expand(2, *t.shape[1:]) for t in (rows, k, v, mask))
-    return _flash(rows, k, v, attn_mask=mask, scale=scale)[0][:b]
+    out: Tensor = _flash(rows, k, v, attn_mask=mask, scale=scale)[0]
+    return out[:b]
 
 
 def extend_mask(start: int, n: int, keys: int, group: int, dtype: torch.dtype) -> Tensor:

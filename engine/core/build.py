@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from engine.model.decoder import Decoder
 from engine.model.library import resolve
 from engine.model.weights import default_dtype, load_weights
 from kernels.paged_cpu import WINDOW
+
+log = logging.getLogger("trunkline.core")
 
 #: None: what this CPU computes fast in.
 DTYPES: dict[str, torch.dtype | None] = {
@@ -44,11 +47,15 @@ def build_core(config: ServeConfig, clock: Callable[[], float] = time.monotonic)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     files = resolve(config.model, download=False)
     model = load_config(files)
-    max_context = _max_context(config, model)
+    max_context = _limits(config, model)
     check_supported(model, max_context)
     dtype = DTYPES[config.dtype] or default_dtype()
+    weights = load_weights(files, model, dtype)
+    if not weights.stable:
+        log.warning("on this machine a row's bits depend on its batch (no padding of small batches helps): a cache "
+                    "hit may differ from a cold run in the last bits")
+    decoder = Decoder(model, weights, max_context)
     n_slots, pool_bytes = _pool(config, model, dtype)
-    decoder = Decoder(model, load_weights(files, model, dtype), max_context)
     core, runner = assemble(config, decoder, n_slots, max_context, clock)
     info = CoreInfo(files.name, model.architecture, str(dtype).removeprefix("torch."), config.device,
                     model.vocab_size, max_context, config.block_size, n_slots, pool_bytes,
@@ -70,9 +77,13 @@ def assemble(config: ServeConfig, decoder: Decoder, n_slots: int, max_context: i
     return core, runner
 
 
-def _max_context(config: ServeConfig, model: ModelConfig) -> int:
+def _limits(config: ServeConfig, model: ModelConfig) -> int:
+    """The longest sequence; raises ConfigError where options do not fit each other or the model."""
     if WINDOW % config.block_size:
         raise ConfigError(f"--block-size {config.block_size}: it must divide {WINDOW} (8, 16, 32, 64, 128, …)")
+    if config.max_running > config.step_tokens:
+        raise ConfigError(f"--max-running {config.max_running} is more than --step-tokens {config.step_tokens}: a step "
+                          f"computes a token for each running sequence")
     if config.max_context is None:
         return model.max_position
     if config.max_context > model.max_position:

@@ -43,12 +43,19 @@ class BlockCache:
         return n_tokens // self.block_size + 1
 
     def admit(self, request: Request, path: Path) -> Admission | None:
-        """Lease `path`, take slots for the rest of the tokens and one decode; None when there is no room."""
-        lease = self.tree.lease(path, request.id)
+        """Lease `path`, take slots for the rest of the tokens and one decode; None when there is no room.
+
+        Only the first admission that succeeds counts as a use of the path: not a try, nor a preempted request's
+        return to its own blocks.
+        """
+        lease = self.tree.lease(path, request.id, counted=False)
         taken = self._take(self.blocks_for(request.n_tokens) - path.n_blocks)
         if taken is None:
             lease.release()
             return None
+        if not request.counted:
+            uncounted, lease = lease, self.tree.lease(path, request.id)
+            uncounted.release()
         request.path, request.lease = path, lease
         request.table = [*self.tree.slots(path, HBM).tolist(), *taken]
         cached, copy = path.n_tokens, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -29,9 +30,11 @@ CORE_FIELDS = ("model", "hbm", "dtype", "max_context", "block_size", "step_token
 #: Seconds between a death and the next start: doubled for each death in a row, back to the first after a
 #: core lived for HEALTHY_S.
 RESTART_FIRST_S, RESTART_LAST_S, HEALTHY_S = 0.2, 30.0, 60.0
-#: Seconds that a core gets to end after its socket closed.
-END_S = 5.0
+#: Seconds that a core gets to end after its socket closed. It has nothing to save, and may be in a long step.
+END_S = 2.0
 READ_BYTES = 1 << 20
+#: How often a thread of the core looks again before it sleeps (libgomp's own choice is 100 times more or so).
+SPINS = "1000"
 
 
 class CoreClient:
@@ -127,7 +130,7 @@ class CoreClient:
     async def _live(self) -> None:
         """Start the core, read from it until it ends, start it again."""
         pause = RESTART_FIRST_S
-        while not self._closing:
+        while not self._ends():
             began = time.monotonic()
             try:
                 await self._run_once()
@@ -138,22 +141,31 @@ class CoreClient:
                     self.state = "dead"
                     return
                 log.error("the core could not start again: %s", error)
-            code = await self._reap()
-            if self._closing:
+            if self._ends():
                 return
-            self.state = "dead"
+            self.state = "dead"  # before the process has ended: nothing can be sent to it any more
             self.deaths += 1
-            pause = RESTART_FIRST_S if time.monotonic() - began > HEALTHY_S else min(pause * 2, RESTART_LAST_S)
-            log.error("the core process ended with code %s; starting it again in %.1f s", code, pause)
             self._fail_all(EngineError("the core process died while it worked on this request; it is being "
                                        "started again: send the request once more"))
+            code = await self._reap()
+            if time.monotonic() - began > HEALTHY_S:
+                pause = RESTART_FIRST_S
+            log.error("the core process ended with code %s; starting it again in %.1f s", code, pause)
             await asyncio.sleep(pause)
+            pause = min(pause * 2, RESTART_LAST_S)
+
+    def _ends(self) -> bool:
+        return self._closing  # a method: it changes while we wait
 
     async def _run_once(self) -> None:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen([*self._command, str(theirs.fileno())],
-                                             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+                                             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                             env=_environment())
+        except OSError as error:
+            ours.close()
+            raise StartError(f"the core process could not be started: {error}") from error
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -166,10 +178,14 @@ class CoreClient:
                     self._handle(message)
         except ConnectionError:
             pass
+        except StartError:
+            raise
+        except Exception:
+            log.exception("the core sent what can't be understood, so its socket is closed")
         finally:
             writer.close()
             self._writer = None
-        if self.state == "loading" and not self._closing and not self._started.done():
+        if not self._closing and not self._started.done():
             raise EngineStartError(await self._reap())
 
     def _handle(self, message: dict[str, Any]) -> None:
@@ -217,6 +233,15 @@ class CoreClient:
         except TimeoutError:
             process.kill()
             return await asyncio.to_thread(process.wait)
+
+
+def _environment() -> dict[str, str]:
+    """The core's environment: its threads must not spin while they wait for each other, or a neighbour on one of
+    the cores (this process, say) makes a step 10 to 30 times as long (docs/benchmarks.md)."""
+    env = dict(os.environ)
+    if "OMP_WAIT_POLICY" not in env:
+        env.setdefault("GOMP_SPINCOUNT", SPINS)
+    return env
 
 
 class EngineStartError(StartError):

@@ -71,7 +71,6 @@ class Core:
         request = self.requests.get(request_id)
         if request is None:
             return None
-        self.counters.cancelled += 1
         return self._end(request, Delta(request_id, finish="cancelled"))
 
     def has_work(self) -> bool:
@@ -97,7 +96,6 @@ class Core:
     def fail_running(self, error: Exception) -> list[Delta]:
         """A step raised: everything that was in it ends with an error, and the core lives on."""
         message = error.message if isinstance(error, TrunklineError) else f"{type(error).__name__}: {error}"
-        self.counters.failed += len(self.scheduler.running)
         return [self._end(r, Delta(r.id, finish="error", error=f"the step failed: {message}"))
                 for r in list(self.scheduler.running)]
 
@@ -185,12 +183,8 @@ class Core:
     def _end(self, request: Request, delta: Delta) -> Delta:
         self.scheduler.finish(request)
         del self.requests[request.id]
-        if not request.counted:
-            request.usage.prompt_tokens = request.prompt_tokens
-            request.usage.computed = {}
-            request.usage.cached = {HBM: 0}
         delta.usage = request.usage
-        self.counters.ended(request)
+        self.counters.ended(request, delta.finish)
         return delta
 
     def audit(self) -> list[str]:

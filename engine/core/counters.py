@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.core.messages import FinishReason
     from engine.core.request import Request
     from engine.core.scheduler import Work
 
@@ -33,8 +34,10 @@ class Counters:
         elif n - decodes >= 64 and seconds > 0:
             self.prefill_tok_s = self._average(self.prefill_tok_s, n / seconds)
 
-    def ended(self, request: Request) -> None:
-        self.finished += 1
+    def ended(self, request: Request, how: FinishReason | None) -> None:
+        self.finished += how in ("stop", "length")
+        self.cancelled += how == "cancelled"
+        self.failed += how == "error"
         self.generated += request.usage.completion_tokens
         if request.counted:
             self.prompt += request.usage.prompt_tokens

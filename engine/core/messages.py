@@ -10,32 +10,11 @@ from typing import Any, Literal
 
 import msgpack
 
+from engine.model.sampling import Sampling, TokenLogprobs
+
+__all__ = ["CoreInfo", "Delta", "GenerateRequest", "Sampling", "TokenLogprobs", "Usage"]
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-
-#: Why a prompt token was computed and not found (docs/architecture.md, "Words").
-MISS_REASONS = ("never_seen", "evicted", "block_rounding", "last_token")
-
-
-@dataclass(slots=True, frozen=True)
-class Sampling:
-    """How to choose each next token.
-
-    temperature 0 is greedy. top_k 0 and top_p 1 and min_p 0 switch themselves off. `seed` makes a request
-    repeatable whatever else is in the batch. `logprobs` is the number of alternatives wanted (0: only the
-    sampled token's own), None for none. Stop strings are the API process's work (it has the text).
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None
-
 
 @dataclass(slots=True, frozen=True)
 class GenerateRequest:
@@ -50,7 +29,11 @@ class GenerateRequest:
 
 @dataclass(slots=True)
 class Usage:
-    """Where the prompt's tokens came from: sum(cached) + sum(computed) == prompt_tokens, always."""
+    """Where the prompt's tokens came from: sum(cached) + sum(computed) == prompt_tokens, always.
+
+    It is filled in at the first admission; a request that ends before that has zeros throughout. The keys of
+    `computed` are the miss reasons: never_seen, evicted, block_rounding, last_token.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -60,15 +43,6 @@ class Usage:
     @property
     def cached_tokens(self) -> int:
         return sum(self.cached.values())
-
-
-@dataclass(slots=True, frozen=True)
-class TokenLogprobs:
-    """Natural-log probabilities at one position: the sampled token, then the `logprobs` most likely."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)

@@ -29,6 +29,9 @@ class Gone(Exception):
     """The API process closed the socket."""
 
 
+GONE = (Gone, BrokenPipeError, ConnectionResetError)
+
+
 class CoreLoop:
     """Messages in, steps, frames out."""
 
@@ -54,7 +57,10 @@ class CoreLoop:
             return self._core.step()
         except Exception as error:
             traceback.print_exc()
-            return self._core.fail_running(error)
+            failed = self._core.fail_running(error)
+            if not failed:
+                raise  # nothing was running, so the next step would raise again: whoever waits is told by our end
+            return failed
 
     def _exchange(self, *, wait: bool) -> None:
         """Read and write whatever is possible now; sleep until there is something if `wait`."""
@@ -119,10 +125,11 @@ def main(fd: int) -> int:
         message = error.message if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, StartError):
             traceback.print_exc()
-        sock.sendall(frame({"op": "failed", "error": type(error).__name__, "message": message}))
+        with contextlib.suppress(*GONE):
+            sock.sendall(frame({"op": "failed", "error": type(error).__name__, "message": message}))
         return 1
-    sock.sendall(frame({"op": "ready", "info": asdict(built.info)}))
-    with contextlib.suppress(Gone, ConnectionResetError):
+    with contextlib.suppress(*GONE):  # it may have gone while the model was loading
+        sock.sendall(frame({"op": "ready", "info": asdict(built.info)}))
         CoreLoop(sock, built.core).run()
     # Without this the interpreter frees a pool of gigabytes page by page.
     sys.stderr.flush()

@@ -39,7 +39,7 @@ class _Decodes(NamedTuple):
     rows: slice
     slots: Tensor
     mask: Tensor
-    count: int
+    sequences: int
 
 
 class PagedStep:
@@ -60,7 +60,7 @@ class PagedStep:
         paged.kv_write(pool, k, v, self._mapping)
         parts = []
         for d in self._decodes:
-            keys, values = paged.gather(pool, d.slots, d.count, self._scratch)
+            keys, values = paged.gather(pool, d.slots, d.sequences, self._scratch)
             parts.append(paged.decode(q[d.rows], keys, values, d.mask, self._scale))
         for c in self._chunks:
             keys, values = paged.gather(pool, c.slots, 1, self._scratch)
@@ -140,7 +140,8 @@ class CpuRunner:
                                                 != paged.padded_length(self._end(rows))):
                 decodes.append(self._group(same))
                 same = []
-        need = paged.scratch_size(self.pool[0], max(part.slots.numel() for part in (*decodes, *chunks)))
+        largest = max([d.slots.numel() for d in decodes] + [c.slots.numel() for c in chunks])
+        need = paged.scratch_size(self.pool[0], largest)
         if self._scratch.numel() < need:
             self._scratch = torch.empty(need, dtype=self.dtype)
         return PagedStep(self.pool, torch.from_numpy(np.concatenate(mapping)), decodes, chunks, self._scale,

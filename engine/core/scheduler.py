@@ -1,8 +1,9 @@
 """Which tokens the next step computes.
 
-A step has a budget of computed tokens: one for each decode first, then chunks of prefill in order of
-admission. What is cached costs nothing, and a waiter in a flight costs nothing. Chunks end at fixed absolute
-positions (multiples of CHUNK_GRAIN), or where the prompt does.
+A step has a budget of computed tokens: one for each decode first, then chunks of prefill, the shortest
+remainder first, aged. What is cached costs nothing, and a waiter in a flight costs nothing. A chunk ends where
+the prompt does, else at a fixed absolute position (a multiple of CHUNK_GRAIN), if what is left of the budget
+reaches one.
 
 Admission takes the longest known prefix first, and age counts as known tokens do, so nobody waits for ever.
 When a decode finds no slot, the request admitted last is preempted: its blocks stay in the tree, and it goes

@@ -65,8 +65,8 @@ class ModelConfig:
     bos_id: int | None = None
 
     @property
-    def kv_bytes_per_value(self) -> int:
-        """Values of K and V that one token keeps, all layers (times the dtype's size: bytes)."""
+    def kv_values_per_token(self) -> int:
+        """How many numbers of K and V a token keeps, all layers (times the dtype's size: bytes)."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
 

@@ -109,6 +109,7 @@ def _resume(url: str, part: Path, wheel: Wheel, report: Progress) -> None:
             _get(url, part, have, wheel, report)
             error: Exception | None = None
         except urllib.error.HTTPError as http:
+            http.close()
             if http.code != 416:
                 raise _Unreachable(f"{url}: HTTP {http.code}") from http
             part.unlink(missing_ok=True)

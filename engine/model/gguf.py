@@ -150,11 +150,11 @@ class GgufFile:
         self._header = _Header(self._map)
         try:
             self.metadata, self.tensors = self._parse()
-        except (struct.error, EOFError, OverflowError):
+        except (struct.error, EOFError, OverflowError, RecursionError):
             raise ModelError(
                 f"{path} is cut short: its {len(self._map):,} bytes end inside the header. Download it again."
             ) from None
-        except (ValueError, KeyError) as error:
+        except (ValueError, TypeError) as error:
             raise ModelError(f"{path} has a broken GGUF header: {error}. Download it again.") from None
         self._check_length()
 
@@ -206,6 +206,8 @@ class GgufFile:
                 f"{self.path}: tensor {name!r} has number format {kind}, which the installed gguf package does "
                 "not know. Upgrade it (`pip install -U gguf`) or use another quantisation.") from None
         per_block, block_bytes = GGML_QUANT_SIZES[quant]
+        if 0 in shape:
+            raise ValueError(f"tensor {name!r} has shape {list(shape)}")
         if shape[-1] % per_block:
             raise ValueError(f"tensor {name!r}: rows of {shape[-1]} don't divide by {per_block} ({quant.name})")
         count = 1

@@ -172,7 +172,7 @@ def _pull_repository(name: str, folder: Path, snapshot: Snapshot) -> None:
         snapshot(name, partial)
     except Exception as error:  # the hub's errors are a large family, and each ends here as a message
         raise ModelError(
-            f"{name} could not be downloaded from Hugging Face: {type(error).__name__}: {error}. Check the name "
+            f"{name} could not be downloaded from Hugging Face: {_one_line(error)}. Check the name "
             "and the network (HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY), or copy the model's folder here by hand and "
             "give its path. What was downloaded is kept; the next pull goes on from it.") from error
     if not _is_model_folder(partial) or not list(partial.glob("*.safetensors")):
@@ -181,6 +181,10 @@ def _pull_repository(name: str, folder: Path, snapshot: Snapshot) -> None:
     shutil.rmtree(partial / ".cache", ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.replace(partial, folder)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
 
 
 def _hub_snapshot(name: str, folder: Path) -> None:

@@ -50,7 +50,8 @@ def sample(logits: Tensor, rows: list[SampleRow]) -> SampleResult:
            for i, row in enumerate(rows) if row.sampling.logprobs is not None}
     for i, row in enumerate(rows):
         if row.suppress:
-            logits[i, list(row.suppress)] = -torch.inf
+            # Stop ids come from clients: those that the vocabulary lacks can't be sampled anyway.
+            logits[i, [token for token in row.suppress if 0 <= token < logits.shape[1]]] = -torch.inf
     tokens: list[int] = logits.argmax(-1).tolist()
     for i, row in enumerate(rows):
         if not is_greedy(row.sampling):

@@ -28,7 +28,9 @@ def find_shards(folder: Path) -> dict[str, Path]:
             raise ModelError(f"{folder} lacks {len(missing)} of its {len(files)} weight files: "
                              f"{', '.join(missing)}. Download them again.")
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        # A repository may hold the weights a second time (Mistral's consolidated.safetensors).
+        whole = folder / "model.safetensors"
+        files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
         if not files:
             raise ModelError(f"{folder} has no .safetensors files. (Files of pickled tensors are not read: "
                              "convert the model to safetensors.)")

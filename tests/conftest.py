@@ -1,0 +1,20 @@
+"""Options that all tests share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# As the core process has it (engine/core/client.py); libgomp reads it when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", metavar="DEVICE",
+                     help="where end-to-end tests run the model, as `trunkline serve --device` has it [default: cpu]")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--device"))
