@@ -21,8 +21,6 @@ from radix.blocks import Blocks
 _SETTLE = 2  # one for the use that made an entry stale, one to work off what was left before
 _COMPACT_AT = 1024  # entries, before obsolete ones are looked for at all
 
-FIRST = float("-inf")  # before all values: a copy of what lies above, a tail that a child repeats
-
 
 class Facts(NamedTuple):
     """What a policy may look at. Times in seconds of the tree's clock, depth in blocks."""
@@ -41,7 +39,9 @@ def lru(facts: Facts) -> float:
     return facts.last_use
 
 
-Key = tuple[float, int]  # the order of leaving: the policy's value, minus depth
+#: The order of leaving: rank 0 (a copy of what lies above, a tail that a child repeats) goes before rank 1; then
+#: the policy's value, then minus the depth.
+Key = tuple[int, float, int]
 
 
 class Candidates:
@@ -59,7 +59,7 @@ class Candidates:
         self._blocks = blocks
         self._is_candidate = is_candidate
         self._key = key
-        self._heap: list[tuple[float, int, int, int]] = []  # key, block, born
+        self._heap: list[tuple[int, float, int, int, int]] = []  # key, block, born
         self._compact_at = _COMPACT_AT
         self.pops = 0
 
@@ -72,8 +72,7 @@ class Candidates:
         if blocks.queued[block] & self._bit and not again:
             return
         blocks.queued[block] |= self._bit
-        value, up = self._key(self._tier, block)
-        heapq.heappush(self._heap, (value, up, block, blocks.born[block]))
+        heapq.heappush(self._heap, (*self._key(self._tier, block), block, blocks.born[block]))
         if len(self._heap) > self._compact_at:
             self._compact()
 
@@ -90,11 +89,11 @@ class Candidates:
         for _ in range(_SETTLE):
             if not self._heap:
                 return
-            value, up, block, born = self._heap[0]
+            rank, value, up, block, born = self._heap[0]
             if (
                 self._is_queued(block, born)
                 and self._is_candidate(self._tier, block)
-                and self._key(self._tier, block) <= (value, up)
+                and self._key(self._tier, block) <= (rank, value, up)
             ):
                 return
             kept = self._pop_if_current()
@@ -103,32 +102,33 @@ class Candidates:
     def entries(self) -> dict[int, Key]:
         """The lowest key by block, of entries that count, for the audit."""
         lowest: dict[int, Key] = {}
-        for value, up, block, born in self._heap:
+        for rank, value, up, block, born in self._heap:
             if self._is_queued(block, born):
-                lowest[block] = min((value, up), lowest.get(block, (value, up)))
+                key = (rank, value, up)
+                lowest[block] = min(key, lowest.get(block, key))
         return lowest
 
     def _is_queued(self, block: int, born: int) -> bool:
         return self._blocks.born[block] == born and bool(self._blocks.queued[block] & self._bit)
 
     def _pop_if_current(self) -> int | None:
-        value, up, block, born = heapq.heappop(self._heap)
+        rank, value, up, block, born = heapq.heappop(self._heap)
         self.pops += 1
         if not self._is_queued(block, born):
             return None
         self._blocks.queued[block] &= ~self._bit
         if not self._is_candidate(self._tier, block):
             return None
-        if self._key(self._tier, block) > (value, up):
+        if self._key(self._tier, block) > (rank, value, up):
             self.offer(block)
             return None
         return block
 
     def _compact(self) -> None:
         """Throw out what would be thrown out at its pop. The next time is when the heap has doubled."""
-        kept: dict[int, tuple[float, int, int, int]] = {}
+        kept: dict[int, tuple[int, float, int, int, int]] = {}
         for entry in self._heap:
-            _, _, block, born = entry
+            *_, block, born = entry
             if self._is_queued(block, born) and self._is_candidate(self._tier, block):
                 kept[block] = min(entry, kept.get(block, entry))
             elif self._blocks.born[block] == born:

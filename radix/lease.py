@@ -36,7 +36,7 @@ class LeaseInfo(NamedTuple):
 class Lease:
     """An admitted request's hold. Made by `RadixTree.lease`; ends once, by `release`."""
 
-    __slots__ = ("_tree", "block", "depth", "owner", "path", "released", "serial", "since")
+    __slots__ = ("_tree", "block", "confirmed", "depth", "owner", "path", "released", "serial", "since")
 
     def __init__(self, tree: RadixTree, serial: int, owner: str, path: Path, since: float) -> None:
         self._tree = tree
@@ -46,7 +46,16 @@ class Lease:
         self.since = since
         self.block = -1  # the block it stands on; -1: nothing is covered yet
         self.depth = 0  # blocks up to and with that one
+        self.confirmed = False
         self.released = False
+
+    def confirm(self, *, counted: bool = True) -> None:
+        """The request goes on: its path is young, and it is a hit if `counted`. Once."""
+        self._check_open()
+        if self.confirmed:
+            raise LeaseError(f"the lease of {self.owner!r} was confirmed already")
+        self._tree.confirm_lease(self, counted)
+        self.confirmed = True
 
     def advance(self, path: Path) -> None:
         """Hold `path` in place of the present one (further, usually); its last block must be there."""

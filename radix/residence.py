@@ -21,7 +21,7 @@ import numpy as np
 
 from radix.blocks import Blocks, IntArray
 from radix.errors import ArgumentError
-from radix.eviction import FIRST, Candidates, Facts, Key, Policy
+from radix.eviction import Candidates, Facts, Key, Policy
 from radix.node import Node, Nodes
 
 TOP = 0
@@ -76,12 +76,11 @@ class Residence:
 
     def key(self, tier: int, block: int) -> Key:
         """The block's place in the order of leaving, as of now."""
-        up = -self.blocks.depth[block]
-        if self.nodes[self.blocks.node[block]].doomed:
-            return FIRST, up
-        if self._spare[tier] and self.blocks.resident[block] & _IN_TOP:
-            return FIRST, up
-        return self.policy(self.facts(block)), up
+        facts = self.facts(block)
+        first = self.nodes[self.blocks.node[block]].doomed or (
+            self._spare[tier] and self.blocks.resident[block] & _IN_TOP
+        )
+        return 0 if first else 1, self.policy(facts), -facts.depth
 
     def facts(self, block: int) -> Facts:
         """What the policy sees: columns, and what the block's edge has pending."""

@@ -44,7 +44,7 @@ from radix.residence import TOP, Residence
 from radix.tails import Tails
 from radix.uses import Uses
 
-#: About 16 MB of facts and 4 MB of tokens; a million tokens of memory at 16 a block.
+#: What a million tokens of 16 a block were: about 4 MB of tokens, 2 MB of columns, 6 MB of facts.
 MAX_GHOSTS = 65_536
 
 
@@ -181,17 +181,26 @@ class RadixTree:
 
     # ---------------------------------------------------------------- using
 
-    def lease(self, path: Path, owner: str, *, counted: bool = True) -> Lease:
-        """Hold a path, its partial block too: this is what counts as a use. `counted` False only keeps it young
-        (a preempted request that comes back to its own blocks is no hit). Raises StalePathError."""
+    def lease(self, path: Path, owner: str, *, counted: bool | None = True) -> Lease:
+        """Hold a path, its partial block too. Raises StalePathError.
+
+        This is what counts as a use, and makes the path young. With `counted` False it is no hit (a preempted
+        request comes back to its own blocks). With None it is neither until `Lease.confirm` (an admission that
+        may find no room, and then leaves no trace).
+        """
         self._uses.check(path)
+        lease = Lease(self, self._holds.next_serial(), owner, path, self._clock())
+        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
+        if counted is not None:
+            lease.confirm(counted=counted)
+        return lease
+
+    def confirm_lease(self, lease: Lease, counted: bool) -> None:
+        """`Lease.confirm`."""
         now = self._clock()
         if counted:
-            self._uses.count(path, now)
-        self._uses.touch(path, now, 1 if counted else 0)
-        lease = Lease(self, self._holds.next_serial(), owner, path, now)
-        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
-        return lease
+            self._uses.count(lease.path, now)
+        self._uses.touch(lease.path, now, 1 if counted else 0)
 
     def move_lease(self, lease: Lease, path: Path) -> None:
         """`Lease.advance`."""
@@ -201,7 +210,8 @@ class RadixTree:
 
     def end_lease(self, lease: Lease) -> None:
         """`Lease.release`."""
-        self._uses.touch(lease.path, self._clock(), 0)
+        if lease.confirmed:
+            self._uses.touch(lease.path, self._clock(), 0)
         self._holds.end(lease)
 
     def touch(self, path: Path) -> None:

@@ -6,6 +6,7 @@ Knows shapes and number formats; does not know models, sequences or caches. All 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,42 +29,27 @@ class Linear:
     """y = x Wᵀ + b over [n, in_features] → [n, out_features].
 
     The weight is kept in oneDNN's own layout where that exists: for 1 to 16 rows that halves the time of
-    `F.linear` (one Zen 4 core, bf16, 576 → 1,536, one row: 204 → 100 µs). Batches below `min_rows` are padded, so
-    that a row's bits do not depend on the batch; where no padding does that, `stable` is False and none is done.
+    `F.linear` (one Zen 4 core, bf16, 576 → 1,536, one row: 204 → 100 µs). A row's bits do not depend on the batch
+    from some number of rows on, which is the caller's to keep (`RowStability`, `repeat_rows`).
     """
 
-    __slots__ = ("_bias", "_packed_linear", "_weight", "in_features", "min_rows", "out_features", "stable")
+    __slots__ = ("_bias", "_packed_linear", "_weight", "in_features", "out_features")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, min_rows: int | None = 1) -> None:
-        """`min_rows` comes from `RowStability`; None says that no padding helps."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         packed = pack(weight)
         self._packed_linear: Any = None if packed is None else torch.ops.mkldnn._linear_pointwise.default
         self._weight = weight if packed is None else packed
         self._bias = bias
-        self.stable = min_rows is not None
-        self.min_rows = min_rows or 1
 
     def __call__(self, x: Tensor) -> Tensor:
-        n = x.shape[0]
-        if n < self.min_rows:
-            return self._apply(_repeat(x, self.min_rows))[:n]
-        return self._apply(x)
-
-    def silu(self, x: Tensor) -> Tensor:
-        """silu(self(x)), in one pass where the weight is packed."""
-        n = x.shape[0]
-        if n < self.min_rows:
-            return self._apply_silu(_repeat(x, self.min_rows))[:n]
-        return self._apply_silu(x)
-
-    def _apply(self, x: Tensor) -> Tensor:
         if self._packed_linear is not None:
             packed: Tensor = self._packed_linear(x, self._weight, self._bias, "none", [], "")
             return packed
         return F.linear(x, self._weight, self._bias)
 
-    def _apply_silu(self, x: Tensor) -> Tensor:
+    def silu(self, x: Tensor) -> Tensor:
+        """silu(self(x)), in one pass where the weight is packed."""
         if self._packed_linear is not None:
             packed: Tensor = self._packed_linear(x, self._weight, self._bias, "swish", [], "")
             return packed
@@ -92,8 +78,10 @@ def _has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
-def _repeat(x: Tensor, rows: int) -> Tensor:
-    return torch.cat([x] * -(-rows // x.shape[0]))
+def repeat_rows(x: Tensor, rows: int) -> Tensor:
+    """x [n, …] with its rows repeated up to `rows`; x itself if it has as many."""
+    n = x.shape[0]
+    return x if n >= rows else torch.cat([x] * -(-rows // n))[:rows]
 
 
 class RowStability:
@@ -108,8 +96,13 @@ class RowStability:
         self._dtype = dtype
         self._known: dict[tuple[int, int], int | None] = {}
 
+    def of(self, linears: Iterable[Linear]) -> int | None:
+        """The smallest batch that is enough for each of them; None if there is none."""
+        found = [self.min_rows(linear.out_features, linear.in_features) for linear in linears]
+        return None if None in found else max(rows for rows in found if rows is not None)
+
     def min_rows(self, out_features: int, in_features: int) -> int | None:
-        """The smallest sufficient batch among 1, 2, 4, 8, 16; None if even 16 rows are not enough."""
+        """The smallest sufficient batch among 1, 2, 4, 8, 16 for one shape; None if even 16 rows are not enough."""
         key = (out_features, in_features)
         if key not in self._known:
             self._known[key] = self._measure(*key)

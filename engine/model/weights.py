@@ -44,23 +44,26 @@ class LayerWeights:
     up: Linear
     down: Linear
 
+    def linears(self) -> list[Linear]:
+        return [self.qkv, self.o, self.gate, self.up, self.down]
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All of a decoder's weights. `stable`: whether rows keep their bits in every batch on this machine."""
+    """All of a decoder's weights.
+
+    `min_rows` and `head_min_rows`: how many rows the layers and the head need for a row's bits not to depend on the
+    batch, on this machine. `stable` is False where no number was found (nothing is padded then).
+    """
 
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: RmsNorm
     lm_head: Linear
     dtype: torch.dtype
-
-    @property
-    def stable(self) -> bool:
-        linears = [self.lm_head]
-        for layer in self.layers[:1]:
-            linears += [layer.qkv, layer.o, layer.gate, layer.up, layer.down]
-        return all(linear.stable for linear in linears)
+    min_rows: int
+    head_min_rows: int
+    stable: bool
 
 
 class Source(Protocol):
@@ -84,18 +87,25 @@ def load_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> 
 class _Loader:
     def __init__(self, source: Source, config: ModelConfig, dtype: torch.dtype) -> None:
         self._source, self._config, self._dtype = source, config, dtype
-        self._stability = RowStability(dtype)
 
     def load(self) -> Weights:
         c = self._config
         embed = self._read("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
         head = embed if c.tie_embeddings else self._read("lm_head.weight", c.vocab_size, c.hidden_size)
+        layers = tuple(self._layer(f"model.layers.{i}.") for i in range(c.n_layers))
+        lm_head = Linear(head)
+        stability = RowStability(self._dtype)
+        rows = stability.of(layers[0].linears())
+        head_rows = stability.of([lm_head])
         return Weights(
             embed=embed,
-            layers=tuple(self._layer(f"model.layers.{i}.") for i in range(c.n_layers)),
+            layers=layers,
             final_norm=self._norm("model.norm.weight", c.hidden_size),
-            lm_head=self._linear(head),
+            lm_head=lm_head,
             dtype=self._dtype,
+            min_rows=rows or 1,
+            head_min_rows=head_rows or 1,
+            stable=rows is not None and head_rows is not None,
         )
 
     def _layer(self, at: str) -> LayerWeights:
@@ -119,7 +129,7 @@ class _Loader:
         bias = None
         if c.qkv_bias:
             bias = torch.cat([self._read(f"{at}{name}.bias", rows) for name, rows in sizes.items()])
-        return self._linear(weight, bias)
+        return Linear(weight, bias)
 
     def _qk_norm(self, at: str) -> RmsNorm:
         c = self._config
@@ -128,11 +138,7 @@ class _Loader:
 
     def _projection(self, name: str, rows: int, columns: int, has_bias: bool) -> Linear:
         bias = self._read(name + ".bias", rows) if has_bias else None
-        return self._linear(self._read(name + ".weight", rows, columns), bias)
-
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        rows, columns = weight.shape
-        return Linear(weight, bias, min_rows=self._stability.min_rows(rows, columns))
+        return Linear(self._read(name + ".weight", rows, columns), bias)
 
     def _norm(self, name: str, size: int) -> RmsNorm:
         return RmsNorm(self._read(name, size), self._config.norm_eps)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from radix import Facts, LeaseError, ResidenceError
+from radix.ages import Ages
 
 
 def test_the_longest_unused_path_goes_first_and_from_its_tail(store, clock):
@@ -48,6 +49,27 @@ def test_a_preempted_request_that_comes_back_is_no_hit(store):
     store.insert(range(8))
     store.tree.lease(store.match(range(8)), "resumed", counted=False).release()
     assert store.tree.stats()["hits"] == 0
+
+
+def test_an_admission_that_found_no_room_leaves_no_trace(store, clock):
+    """PITFALLS 11: only the try that succeeds is counted, with the age that the path then had."""
+    store.insert([1] * 4)
+    clock.now += 1
+    store.insert([2] * 4)
+    clock.now += 1
+    for _ in range(3):
+        store.tree.lease(store.match([1] * 4), "no room", counted=None).release()
+    assert store.tree.victims("hbm", 1)[0].slot == 0
+    store.tree.kept("hbm", [0])
+    clock.now += 8
+    lease = store.tree.lease(store.match([1] * 4), "room", counted=None)
+    lease.confirm()
+    with pytest.raises(LeaseError, match="confirmed"):
+        lease.confirm()
+    lease.release()
+    stats = store.tree.stats()
+    assert (stats["hits"], stats["age_at_hit"]["max_s"]) == (1, 10.0)
+    assert store.tree.victims("hbm", 1)[0].slot == 1
 
 
 def test_what_is_leased_stays_and_what_was_leased_is_young(store, clock):
@@ -209,6 +231,24 @@ def test_the_heap_does_not_grow_with_uses(make_store, clock):
         clock.now += 1
         store.tree.lease(store.match([i % 50]), "turn").release()
     assert store.tree.stats()["tiers"]["hbm"]["heap"] <= 50
+
+
+def test_the_heap_does_not_keep_every_end_that_a_path_has_had(store, tokens):
+    path = store.match([])
+    for i in range(5_000):
+        path = store.tree.extend(path, tokens([i] * 4), [i]).path
+    assert store.tree.stats()["tiers"]["hbm"]["heap"] <= 1_024
+
+
+def test_ages_are_summed_up_within_a_factor_of_two():
+    ages = Ages()
+    for age in (0.5, 0.5, 0.5, 3.0, 100.0):
+        ages.add(age)
+    summary = ages.summary()
+    assert (summary["count"], summary["max_s"], summary["mean_s"]) == (5, 100.0, pytest.approx(20.9))
+    assert 0.5 <= summary["p50_s"] <= 1.0
+    assert summary["p90_s"] == 100.0
+    assert Ages().summary() == {"count": 0, "mean_s": 0.0, "p50_s": 0.0, "p90_s": 0.0, "max_s": 0.0}
 
 
 def test_after_a_long_steady_load_nothing_is_left_over(make_store, clock):

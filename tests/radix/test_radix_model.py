@@ -217,14 +217,15 @@ class Model(RuleBasedStateMachine):
         block.uses += uses
 
     @precondition(lambda self: len(self.held) < 5)
-    @rule(space=space, ask=ask)
-    def take_lease(self, space: int, ask: tuple[int, int, bytes]) -> None:
+    @rule(space=space, ask=ask, counted=st.sampled_from([True, True, False, None]))
+    def take_lease(self, space: int, ask: tuple[int, int, bytes], counted: bool | None) -> None:
         query = self.query(space, ask)
         path = self.match(space, query)
         at = (space, query[: 4 * path.n_tokens])
         covers = self.key_of(path.partial.block) if path.partial else at
-        lease = self.tree.lease(path, f"request {len(self.held)}")
-        self.touch(path, at, 1)
+        lease = self.tree.lease(path, f"request {len(self.held)}", counted=counted)
+        if counted is not None:
+            self.touch(path, at, int(counted))
         self.held.append(Held(lease, path, at, covers))
 
     @precondition(lambda self: self.held)
@@ -232,7 +233,15 @@ class Model(RuleBasedStateMachine):
     def release_lease(self, which: int) -> None:
         held = self.held.pop(which % len(self.held))
         held.lease.release()
-        self.touch(held.lease.path, held.at, 0)
+        if held.lease.confirmed:
+            self.touch(held.lease.path, held.at, 0)
+
+    @precondition(lambda self: any(not held.lease.confirmed for held in self.held))
+    @rule(counted=st.booleans())
+    def confirm_lease(self, counted: bool) -> None:
+        held = next(held for held in self.held if not held.lease.confirmed)
+        held.lease.confirm(counted=counted)
+        self.touch(held.lease.path, held.at, int(counted))
 
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 9), ask=ask, move=st.booleans())
@@ -390,9 +399,9 @@ class Model(RuleBasedStateMachine):
             orphan = name == "hbm" and above[1] and "hbm" not in self.known[above].slots
             if name in block.slots or orphan:
                 continue
-            if self.is_tail(key) and self.repeated(key):
-                continue
-            freed = self.retire_tail(above, key) if name == "hbm" else []
+            if self.is_tail(key):
+                block.doomed = self.repeated(key)
+            freed = self.retire_tail(above, key) if name == "hbm" and not self.is_tail(key) else []
             assert self.tree.kept(name, [block.id]) == freed
             for one in freed:
                 self.release_slot(one)
@@ -491,7 +500,8 @@ class Model(RuleBasedStateMachine):
             return
         for held in self.held:
             held.lease.release()
-            self.touch(held.lease.path, held.at, 0)
+            if held.lease.confirmed:
+                self.touch(held.lease.path, held.at, 0)
         self.held = []
         for name in self.tiers:
             for key in [k for k, b in self.known.items() if name in b.leaving]:

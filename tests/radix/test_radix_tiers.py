@@ -69,3 +69,14 @@ def test_a_leased_path_stays_in_every_tier(two):
     assert (two.tree.evictable("ram"), two.tree.victims("ram", 2)) == (0, [])
     lease.release()
     assert len(two.tree.victims("ram", 2)) == 2
+
+
+def test_a_sibling_that_gives_part_of_a_block_in_ram_takes_nothing_from_what_is_evicted(two, clock, tokens):
+    path = two.insert(range(12))
+    two.tree.placed("ram", [int(path.blocks[1])], [50])
+    clock.now += 1
+    two.tree.set_tail(two.match(range(4)), tokens([4, 5, 99]), 30)
+    two.evict(2)
+    found = two.match(range(12))
+    assert two.tree.residence(found).tolist() == [0b01, 0b10, 0b00]
+    assert (found.n_tokens, found.partial.n_tokens, found.evicted_tokens) == (4, 2, 4)

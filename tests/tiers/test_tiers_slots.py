@@ -84,7 +84,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     @rule()
     def free_all(self) -> None:
-        """Several at once, and neighbours come out again together."""
+        """Several at once."""
         ready = [s for s, state in self.state.items() if state is READY]
         self.slots.free(ready)
         self.state.update({s: DRAINING if self.readers[s] else EMPTY for s in ready})
