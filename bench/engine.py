@@ -26,7 +26,7 @@ from engine.core.build import build_core
 from engine.core.core import Core
 from engine.core.messages import GenerateRequest, Sampling
 
-#: Decode steps that are timed; the first two after prefill are left out.
+#: Decode steps that are timed, with every sequence in them; the first two are left out.
 STEPS = 32
 
 
@@ -54,13 +54,15 @@ class Rounds:
     def decode(self, sequences: int, depth: int) -> float:
         """tok/s in all: `sequences` at about `depth` tokens, by the median step."""
         for _ in range(sequences):
-            self.add(depth, STEPS + 2)
-        seconds = []
-        while self._core.has_work():
+            self.add(depth, 2000)
+        seconds: list[float] = []
+        while len(seconds) < STEPS + 2:
             began = time.perf_counter()
             deltas = self._core.step()
-            if len(deltas) == sequences and all(d.ids and not d.finish for d in deltas):
+            if len(deltas) == sequences and all(d.ids for d in deltas):
                 seconds.append(time.perf_counter() - began)
+        for name in list(self._core.requests):
+            self._core.cancel(name)
         return sequences / statistics.median(seconds[2:])
 
     def _finish(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from engine.core.request import BYTES_PER_ID, Request
+from engine.core.request import Request
 from radix import DuplicateOf, Path, RadixTree, TailKept
 from tiers import SlotAllocator
 
@@ -36,7 +36,8 @@ class BlockCache:
 
     def look(self, request: Request) -> Path:
         """What is known of the request's tokens, all but the last one: that is always computed."""
-        return self.tree.match(request.namespace, bytes(request.tokens[:-BYTES_PER_ID]))
+        ids = request.prompt if request.generated == 0 else bytes(request.tokens)
+        return self.tree.match(request.namespace, ids, limit=request.n_tokens - 1)
 
     def blocks_for(self, n_tokens: int) -> int:
         """Slots that n tokens and the first sampled one need."""
@@ -48,14 +49,12 @@ class BlockCache:
         Only the first admission that succeeds counts as a use of the path: not a try, nor a preempted request's
         return to its own blocks.
         """
-        lease = self.tree.lease(path, request.id, counted=False)
+        lease = self.tree.lease(path, request.id, counted=None)
         taken = self._take(self.blocks_for(request.n_tokens) - path.n_blocks)
         if taken is None:
             lease.release()
             return None
-        if not request.counted:
-            uncounted, lease = lease, self.tree.lease(path, request.id)
-            uncounted.release()
+        lease.confirm(counted=not request.counted)
         request.path, request.lease = path, lease
         request.table = [*self.tree.slots(path, HBM).tolist(), *taken]
         cached, copy = path.n_tokens, None

@@ -61,7 +61,7 @@ class Core:
         stop_ids = frozenset(s.stop_token_ids) | (frozenset() if s.ignore_eos else frozenset(self.eos_ids))
         request = Request(
             id=asked.id, namespace=self.cache.namespace(self.fingerprint, b"", asked.namespace),
-            tokens=bytearray(asked.ids), prompt_tokens=len(asked.ids) // BYTES_PER_ID, sampling=s,
+            prompt=asked.ids, tokens=bytearray(asked.ids), prompt_tokens=len(asked.ids) // BYTES_PER_ID, sampling=s,
             seed=secrets.randbits(63) if s.seed is None else s.seed, arrived=self.clock(), stop_ids=stop_ids)
         self.requests[asked.id] = request
         self.scheduler.add(request)

@@ -7,6 +7,7 @@ the socket closes, it ends at once. `python -m engine.core.process FD`, started 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -130,6 +131,9 @@ def main(fd: int) -> int:
         return 1
     with contextlib.suppress(*GONE):  # it may have gone while the model was loading
         sock.sendall(frame({"op": "ready", "info": asdict(built.info)}))
+        # What was loaded stays for good: else a collection walks through all of it in the middle of a step.
+        gc.collect()
+        gc.freeze()
         CoreLoop(sock, built.core).run()
     # Without this the interpreter frees a pool of gigabytes page by page.
     sys.stderr.flush()

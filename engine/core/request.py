@@ -28,13 +28,15 @@ class State(Enum):
 class Request:
     """One sequence.
 
-    `tokens` is the prompt and what was sampled so far, int32 LE. `computed` tokens have their KV in the pool.
+    `prompt` is int32 LE, as it came; `tokens` is it and what was sampled so far. `computed` tokens have their
+    KV in the pool.
     `table` is the block table: the first `path.n_blocks` slots are the tree's, the others are ours alone.
     KV length = computed, and at most one token (the last sampled) has none: computed <= n_tokens.
     """
 
     id: str
     namespace: Any
+    prompt: bytes
     tokens: bytearray
     prompt_tokens: int
     sampling: Sampling
