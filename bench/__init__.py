@@ -3,4 +3,4 @@
 import os
 
 # As the core process has it (engine/core/client.py); libgomp reads it when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")

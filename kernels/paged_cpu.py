@@ -65,6 +65,16 @@ def gather(pool: Tensor, slots: Tensor, sequences: int, scratch: Tensor) -> tupl
     return both[0], both[1]
 
 
+def adjacent(pool: Tensor, first: int, n_blocks: int) -> tuple[Tensor, Tensor]:
+    """K and V of one sequence whose n_blocks slots follow each other from `first`: views, nothing is copied.
+
+    Returns two tensors [1, kv_heads, n_blocks * block_size, head_dim].
+    """
+    _, heads, _, size, dim = pool.shape
+    both = pool[:, :, first:first + n_blocks].view(2, 1, heads, n_blocks * size, dim)
+    return both[0], both[1]
+
+
 def scratch_size(pool: Tensor, n_blocks: int) -> int:
     """Elements that `gather` of n_blocks needs. pool: one layer's."""
     kv, heads, _, size, dim = pool.shape

@@ -34,7 +34,7 @@ RESTART_FIRST_S, RESTART_LAST_S, HEALTHY_S = 0.2, 30.0, 60.0
 END_S = 2.0
 READ_BYTES = 1 << 20
 #: How often a thread of the core looks again before it sleeps (libgomp's own choice is 100 times more or so).
-SPINS = "1000"
+SPINS = "10000"
 
 
 class CoreClient:
@@ -106,8 +106,9 @@ class CoreClient:
             self._writer.close()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        self.state = "dead"
+        self._fail_all(_shutting_down())  # before the core has ended: it may be in a long step
         await self._reap()
-        self._fail_all(EngineError("the server is shutting down"))
         if not self._started.done():
             self._started.cancel()
 
@@ -118,6 +119,8 @@ class CoreClient:
     # -- inside ------------------------------------------------------------------------------------------
 
     def _check_ready(self) -> None:
+        if self._closing:
+            raise _shutting_down()
         if self.state == "loading":
             raise LoadingError("the model is still loading; try again in a few seconds")
         if self.state != "ready":
@@ -242,6 +245,10 @@ def _environment() -> dict[str, str]:
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", SPINS)
     return env
+
+
+def _shutting_down() -> LoadingError:
+    return LoadingError("the server is shutting down", code="shutting_down")
 
 
 class EngineStartError(StartError):

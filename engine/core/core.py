@@ -13,9 +13,9 @@ from torch import Tensor
 
 from engine.core.cache import HBM, BlockCache
 from engine.core.counters import Counters
+from engine.core.layout import Rows
 from engine.core.messages import Delta, GenerateRequest
 from engine.core.request import BYTES_PER_ID, Request, State
-from engine.core.runner import Rows
 from engine.core.scheduler import Plan, Scheduler
 from engine.errors import ContextLengthError, OverloadedError, RequestError, TrunklineError
 from engine.model.sampler import SampleRow, sample

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from engine.core.core import Core
+from engine.core.layout import Rows
 from engine.core.messages import Delta, GenerateRequest, Sampling
-from engine.core.runner import Rows
 
 VOCAB = 997
 EMPTY = -1

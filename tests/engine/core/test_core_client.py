@@ -333,8 +333,11 @@ def test_close_ends_the_process_and_fails_what_runs(start: Start, stopped: bool)
             if stopped:
                 os.kill(pid, signal.SIGSTOP)
             await client.close()
-            with pytest.raises(EngineError, match="shutting down"):
+            with pytest.raises(LoadingError, match="shutting down"):
                 await task
+            with pytest.raises(LoadingError, match="shutting down"):
+                await collect(client, request("tokens:1"))
+            client.cancel("r")  # harmless
             assert not is_alive(pid)
     run(go())
 
