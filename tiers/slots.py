@@ -76,7 +76,7 @@ class SlotAllocator:
 
     def abort(self, slots: Iterable[int]) -> None:
         """They will not be written after all: empty again."""
-        for slot in slots:
+        for slot in sorted(slots, reverse=True):  # so that they are handed out again in order
             self._expect(slot, SlotState.FILLING)
             self._empty(slot)
 
@@ -87,7 +87,7 @@ class SlotAllocator:
 
     def unhold(self, slot: int) -> None:
         """A reader ended; a draining slot becomes empty with its last one."""
-        if self._holds[slot] < 1:
+        if not 0 <= slot < self.capacity or self._holds[slot] < 1:
             raise SlotError(f"slot {slot} is held by nobody")
         self._holds[slot] -= 1
         if self._holds[slot] == 0 and self._state[slot] == SlotState.DRAINING:
@@ -95,7 +95,7 @@ class SlotAllocator:
 
     def free(self, slots: Iterable[int]) -> None:
         """Nobody wants them any more; one that is being read drains first."""
-        for slot in slots:
+        for slot in sorted(slots, reverse=True):
             self._expect(slot, SlotState.READY)
             if self._holds[slot]:
                 self._state[slot] = SlotState.DRAINING
@@ -107,5 +107,7 @@ class SlotAllocator:
         self._free.append(slot)
 
     def _expect(self, slot: int, state: SlotState) -> None:
+        if not 0 <= slot < self.capacity:
+            raise SlotError(f"there is no slot {slot}: this memory has {self.capacity}, from 0")
         if self._state[slot] != state:
             raise SlotError(f"slot {slot} is {self.state(slot).name.lower()}, not {state.name.lower()}")

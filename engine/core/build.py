@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.config import ServeConfig
+from engine.config import ServeConfig, format_size
 from engine.core.cache import make_cache
 from engine.core.core import Core
 from engine.core.messages import CoreInfo
@@ -97,13 +97,13 @@ def _pool(config: ServeConfig, model: ModelConfig, dtype: torch.dtype) -> tuple[
     block = CpuRunner.block_bytes(model, config.block_size, dtype)
     n_slots = config.hbm // block
     if n_slots < 2:
-        raise ResourceError(f"--hbm {config.hbm} bytes holds {n_slots} blocks of {block} bytes "
+        raise ResourceError(f"--hbm {format_size(config.hbm)} holds {n_slots} blocks of {block} bytes "
                             f"({config.block_size} tokens); at least 2 are needed, --hbm 1GiB is a good start")
     free = available_memory()
     if free is not None and n_slots * block + WORKING_BYTES > free:
         raise ResourceError(
-            f"--hbm asks for {n_slots * block >> 20} MiB of KV (and {WORKING_BYTES >> 20} MiB to work in), and this "
-            f"machine has {free >> 20} MiB available; ask for less")
+            f"--hbm {format_size(config.hbm)} is more than this machine has: {free / 2**30:.1f} GiB are available, and "
+            f"{WORKING_BYTES >> 20} MiB of them are needed to work in; ask for less")
     return n_slots, n_slots * block
 
 

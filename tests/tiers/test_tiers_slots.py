@@ -176,5 +176,22 @@ def test_a_slot_cannot_be_freed_twice_while_it_drains() -> None:
     assert slots.free_count == 2
 
 
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_a_slot_that_is_not_there_is_named(slot: int) -> None:
+    slots = SlotAllocator(4)
+    for operation in (slots.hold, slots.unhold, lambda s: slots.free([s]), lambda s: slots.ready([s])):
+        with pytest.raises(SlotError, match=str(slot)):
+            operation(slot)
+
+
+def test_neighbours_that_were_freed_together_are_handed_out_in_order() -> None:
+    slots = SlotAllocator(9)
+    taken = slots.take(9)
+    assert taken is not None
+    slots.ready(taken)
+    slots.free([5, 4, 3])
+    assert slots.take(3) == [3, 4, 5]
+
+
 def test_a_slot_error_is_the_room_s() -> None:
     assert issubclass(SlotError, TierError)

@@ -47,6 +47,7 @@ class StartedFake(FakeCore):
         self.closed = False
         self.closing = asyncio.Event()
         self.failure = failure
+        self.waits = False
 
     async def ready(self) -> None:
         await self.may.wait()
@@ -65,6 +66,7 @@ class StartedFake(FakeCore):
                 yield delta
                 if self.closing.is_set() or delta.ids == b"":
                     continue
+                self.waits = True
                 await self.closing.wait()
                 raise EngineError("the server is shutting down")
         finally:
@@ -219,9 +221,9 @@ def test_streams_end_with_an_error_event_when_the_server_stops() -> None:
         server = Running(StartedFake("a"))
         server.core.may.set()
         url = await server.url()
-        await until(lambda: server.core.state == "ready")
+        await until(lambda: "ready after" in server.out.getvalue())
         reading = asyncio.create_task(events(url, CHAT, chat()))
-        await until(lambda: bool(server.core.requests))
+        await until(lambda: server.core.waits)
         server.stop.set()
         chunks, _, _ = await reading
         assert chunks[-1]["error"]["message"] == "the server is shutting down"
