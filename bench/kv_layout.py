@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.harness import Row, arguments, report, timed
+from engine.core.layout import GATHER_BYTES
 from kernels import paged_cpu as paged
 
 LAYERS, WALKED, KV_HEADS, GROUP, DIM, BLOCK, SEQUENCES = 30, 6, 3, 3, 64, 16, 8
@@ -69,6 +70,14 @@ def variants(tokens: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]
         for layer in range(WALKED):
             paged.decode(q, *paged.gather(pool[layer], slots, SEQUENCES, scratch), mask, SCALE)
 
+    def gather_some() -> None:
+        some = max(1, GATHER_BYTES // (tokens * 2 * KV_HEADS * DIM * dtype.itemsize))
+        per = tokens // BLOCK
+        for layer in range(WALKED):
+            for s in range(0, SEQUENCES, some):
+                k, v = paged.gather(pool[layer], slots[s * per:(s + some) * per], min(some, SEQUENCES - s), scratch)
+                paged.decode(q[s:s + some], k, v, mask[s:s + some], SCALE)
+
     def copies_all() -> None:
         for layer in range(WALKED):
             paged.decode(q, copies[layer, 0], copies[layer, 1], mask, SCALE)
@@ -83,6 +92,7 @@ def variants(tokens: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]
 
     return {
         "(i) gather by block, one flash call for all": gather_all,
+        "(i) gather by block, a flash call for 4 MiB": gather_some,
         "(i) gather by block, a flash call each": each(by_flash, gathered),
         "(ii) working copies, one flash call for all": copies_all,
         "(ii) working copies, matmul + softmax for all": copies_matmul,

@@ -16,6 +16,10 @@ from torch import Tensor
 
 from kernels import paged_cpu as paged
 
+#: The most K and V that decodes gather for one call. One call for many keeps all cores busy; more than the cache holds
+#: is written and read through memory (2 x Zen 4, 2026-11-30, `python -m bench.kv_layout`).
+GATHER_BYTES = 4 << 20
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -90,20 +94,27 @@ class Layout(NamedTuple):
     logit_rows: list[int]
 
 
-def lay_out(batch: Sequence[Rows], *, n_slots: int, block_size: int, group: int, dtype: torch.dtype) -> Layout:
-    """`group` is the number of query heads a KV head. `logit_rows` are in the batch's own order."""
+def lay_out(batch: Sequence[Rows], *, n_slots: int, block_size: int, group: int, dtype: torch.dtype,
+            key_bytes: int) -> Layout:
+    """`group` is the number of query heads a KV head, `key_bytes` what K and V of a token take in one layer.
+
+    `logit_rows` are in the batch's own order.
+    """
     order = sorted(range(len(batch)), key=lambda i: (batch[i].n > 1, batch[i].keys))
     rows = [batch[i] for i in order]
     bounds = [0, *np.cumsum([r.n for r in rows]).tolist()]
     ids = np.frombuffer(b"".join(r.ids for r in rows), "<i4").astype(np.int64)
     positions = np.concatenate([np.arange(r.start, r.end) for r in rows])
     mapping = np.concatenate([_mapping(r, block_size) for r in rows])
-    parts = []
-    for (is_chunk, keys, _), group_of in groupby(
-            enumerate(rows), key=lambda at: (at[1].n > 1, at[1].keys, at[0] if at[1].n > 1 else 0)):
-        members = list(group_of)
-        where = slice(bounds[members[0][0]], bounds[members[-1][0] + 1])
-        parts.append(_part([r for _, r in members], where, keys, is_chunk, n_slots, block_size, group, dtype))
+    parts, at = [], 0
+    for (is_chunk, keys), alike in groupby(rows, key=lambda r: (r.n > 1, r.keys)):
+        together = 1 if is_chunk else max(1, GATHER_BYTES // (keys * key_bytes))
+        members = list(alike)
+        for first in range(0, len(members), together):
+            some = members[first:first + together]
+            where = slice(bounds[at], bounds[at + len(some)])
+            parts.append(_part(some, where, keys, is_chunk, n_slots, block_size, group, dtype))
+            at += len(some)
     last = {i: bounds[at + 1] - 1 for at, i in enumerate(order) if batch[i].logits}
     return Layout(order, torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(mapping), parts,
                   [last[i] for i in sorted(last)])

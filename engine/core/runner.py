@@ -32,6 +32,7 @@ class CpuRunner:
                                 dtype=dtype)
         self._scale = config.head_dim ** -0.5
         self._group = config.n_heads // config.n_kv_heads
+        self._key_bytes = 2 * config.n_kv_heads * config.head_dim * dtype.itemsize
         self._scratch = torch.empty(0, dtype=dtype)
 
     @staticmethod
@@ -46,7 +47,7 @@ class CpuRunner:
         The order of the logits is the order of the batch.
         """
         layout = lay_out(batch, n_slots=self.n_slots, block_size=self.block_size, group=self._group,
-                         dtype=self.dtype)
+                         dtype=self.dtype, key_bytes=self._key_bytes)
         step = PagedStep(self.pool, layout.slot_mapping, layout.parts, self._scale, self._scratch_for(layout))
         hidden = self.decoder.forward(layout.ids, layout.positions, step)
         if not layout.logit_rows:
