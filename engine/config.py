@@ -32,6 +32,8 @@ OTHER_ENV = frozenset({"TRUNKLINE_CACHE"})
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+#: How much of a value an error repeats.
+SHOWN_CHARS = 200
 SIZES = "a size such as 1GiB, 768MiB or 512MB (KB, MB, GB, TB count in 1000s; KiB, MiB, GiB, TiB in 1024s)"
 
 
@@ -41,13 +43,13 @@ class _Bad(ValueError):
 
 def parse_size(text: str) -> int:
     """Bytes in `text`; raises ValueError that says what is allowed."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in _UNITS:
         raise _Bad(SIZES)
     size = int(float(found[1]) * _UNITS[found[2].upper()]) if "." in found[1] else (
         int(found[1]) * _UNITS[found[2].upper()])
-    if size <= 0:
-        raise _Bad(f"{SIZES}, more than 0")
+    if not 0 < size < 2**63:
+        raise _Bad(f"{SIZES}, more than 0 and less than 8 EiB")
     return size
 
 
@@ -62,11 +64,22 @@ def format_size(size: int) -> str:
 def _text(text: str) -> str:
     if not text.strip():
         raise _Bad("a text that is not empty")
+    if re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", text):     # the last are bytes that are no UTF-8
+        raise _Bad("a text in UTF-8 without control characters")
     return text
 
 
 def _path(text: str) -> Path:
-    return Path(_text(text)).expanduser()
+    try:
+        return Path(_text(text)).expanduser()
+    except RuntimeError:
+        raise _Bad("a path: there is no such home folder") from None
+
+
+def _key(text: str) -> str:
+    if _text(text) != text.strip():
+        raise _Bad("a key without spaces around it: no header can carry those")
+    return text
 
 
 def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
@@ -180,7 +193,7 @@ class ServeConfig:
         None, _path, "a file with a Jinja chat template to use for the model's own", metavar="FILE",
         default_text="the model's own")
     api_key: tuple[str, ...] = _option(
-        (), _text, "a key that clients must send, as `Authorization: Bearer KEY` (repeatable; other users "
+        (), _key, "a key that clients must send, as `Authorization: Bearer KEY` (repeatable; other users "
         "of the machine can read a command line, so prefer the environment variable)", metavar="KEY",
         show=_count_keys, secret=True)
     max_body: int = _option(
@@ -247,7 +260,8 @@ def _layers(given: Mapping[str, Any], env: Mapping[str, str]) -> list[tuple[str,
     layers = [(f"environment, {OPTIONS[n].env}", {n: value}) for n, value in by_env.items()]
     file = cli.get("config") or by_env.get("config")
     if file:
-        path = _parse(OPTIONS["config"], file, "command line")
+        source = "command line" if cli.get("config") else f"environment, {OPTIONS['config'].env}"
+        path = _parse(OPTIONS["config"], file, source)
         layers.insert(0, (f"file {file}", _read_toml(cast(Path, path))))
     return [*layers, ("command line", cli)]
 
@@ -257,7 +271,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"--config {path}: can't be read: {e.strerror or e}", param="config") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:   # TOML's own error, bytes, numbers of a million digits, deep nesting
         raise ConfigError(f"--config {path}: not a TOML file: {e}", param="config") from e
     out: dict[str, Any] = {}
     allowed = [o.name.replace("_", "-") for o in OPTIONS.values() if o.name != "config"]
@@ -282,10 +296,10 @@ def _parse(option: Option, value: object, source: str) -> object:
 
 def _parse_one(option: Option, value: object, source: str) -> object:
     """One value; from a TOML file it may be a number as well as a text."""
-    shown = "(not shown)" if option.name == "api_key" else repr(value)
+    shown = "(not shown)" if option.name == "api_key" else _shown(value)
     try:
         if isinstance(value, bool) or not isinstance(value, (str, int, Path)):
-            raise _Bad("a text or a number")
+            raise _Bad("a text or a whole number")
         return option.parse(str(value))
     except _Bad as e:
         hint = ""
@@ -294,6 +308,11 @@ def _parse_one(option: Option, value: object, source: str) -> object:
             hint = "; Kubernetes sets this for a service of that name: rename it, or give --port"
         raise ConfigError(f"{option.flag}: {shown} (from the {source}) is not {e}{hint}",
                           param=option.name) from e
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def _notes(env: Mapping[str, str]) -> tuple[str, ...]:

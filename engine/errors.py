@@ -9,6 +9,7 @@
     │   ├── ContextLengthError  400    context_length_exceeded, both numbers in the message
     │   ├── AuthError           401
     │   ├── UnknownModelError   404
+    │   ├── BodyTimeoutError    408
     │   ├── BodyTooLargeError   413
     │   └── UnprocessableError  422    a template that raises, or loops
     └── EngineError             500    ours
@@ -78,6 +79,13 @@ class UnknownModelError(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class BodyTimeoutError(RequestError):
+    """The body does not come."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class BodyTooLargeError(RequestError):

@@ -23,12 +23,13 @@ from engine.api.aio import with_ticks
 from engine.api.errors import error_body, to_reply
 from engine.api.replies import dump
 from engine.api.state import Ready, ServerState, package_version
-from engine.errors import AuthError, BodyTooLargeError, TrunklineError
+from engine.errors import AuthError, BodyTimeoutError, BodyTooLargeError, RequestError, TrunklineError
 
 log = logging.getLogger("trunkline.api")
 
 STATE = web.AppKey("state", ServerState)
 STARTED = web.AppKey("started", int)
+IDLE = web.AppKey("idle", float)
 
 #: Silence after which a comment is sent. Proxies and SDKs give up on a stream that is silent for 10 s, and a
 #: long prefill takes minutes (PITFALLS 58).
@@ -36,6 +37,10 @@ KEEP_ALIVE_S = 3.0
 #: How long a client may leave a full buffer unread (aiohttp's high-water mark, 64 KiB) before its request is
 #: cancelled: a reader that hangs must not hold a sequence in the core.
 DRAIN_TIMEOUT_S = 30.0
+#: How long a client may send nothing of its body, and how long the whole of it may take: one that stops in the middle
+#: would hold its connection for ever.
+BODY_IDLE_S = 30.0
+BODY_S = 600.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Prepare = Callable[[Ready, bytes], prepare.Job]
@@ -48,11 +53,12 @@ class ClientGone(ConnectionError):
 
 
 def make_app(state: ServerState, *, keep_alive_s: float = KEEP_ALIVE_S,
-             drain_timeout_s: float = DRAIN_TIMEOUT_S) -> web.Application:
+             drain_timeout_s: float = DRAIN_TIMEOUT_S, body_idle_s: float = BODY_IDLE_S) -> web.Application:
     """The application; `server.make_runner` runs it."""
     app = web.Application(middlewares=[_shape_errors, _check_key], client_max_size=state.config.max_body)
     app[STATE] = state
     app[STARTED] = int(state.now())
+    app[IDLE] = body_idle_s
     sse = functools.partial(_send_events, keep_alive_s=keep_alive_s, drain_timeout_s=drain_timeout_s)
     handlers: dict[tuple[str, str], Handler] = {
         ("POST", "/v1/chat/completions"): _generation(
@@ -121,14 +127,34 @@ def _json(reply: BaseModel, *, status: int = 200) -> web.Response:
 
 
 async def _body(request: web.Request) -> bytes:
-    """The body; BodyTooLargeError before any of it is read, if its length is given."""
+    """The body; BodyTooLargeError before any of it is read, if its length is given.
+
+    RequestError where it is not encoded as its headers say, BodyTimeoutError where it does not come.
+    """
     limit = request.app[STATE].config.max_body
     if (request.content_length or 0) > limit:
         raise _too_large(str(request.content_length), limit)
     try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise _too_large(f"more than {limit}", limit) from None
+        async with asyncio.timeout(BODY_S):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise BodyTimeoutError(
+            f"the body did not come: nothing of it for {request.app[IDLE]:g} s, or not the whole within {BODY_S:g} s; "
+            "send all that Content-Length (or the last chunk) promises") from None
+    except web.RequestPayloadError:
+        encoding = request.headers.get("Content-Encoding") or request.headers.get("Transfer-Encoding")
+        raise RequestError(f"the body is not {encoding or 'HTTP'}, as its headers say it is",
+                           code="invalid_body") from None
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
+    body = bytearray()
+    while not request.content.at_eof():
+        async with asyncio.timeout(request.app[IDLE]):
+            body += await request.content.readany()
+        if len(body) > limit:
+            raise _too_large(f"more than {limit}", limit)
+    return bytes(body)
 
 
 def _too_large(size: str, limit: int) -> BodyTooLargeError:

@@ -74,19 +74,20 @@ def shown(value: object) -> str:
 def from_validation(error: ValidationError, body: dict[str, Any]) -> RequestError:
     """The first of pydantic's complaints, as a person would put it."""
     first = error.errors(include_url=False)[0]
-    param = _param(first["loc"], body)
-    if first["type"] == "missing":
+    missing = first["type"] == "missing"
+    param = _param(first["loc"], body, missing=missing)
+    if missing:
         return RequestError(f"{param} is required", param=param, code="missing_required_parameter")
     message = first["msg"].removeprefix("Input ").replace(" after validation", "")
     return invalid(param, first["input"], message[0].lower() + message[1:])
 
 
-def _param(loc: tuple[int | str, ...], body: Any) -> str:
+def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
     """`messages[0].role` from pydantic's location, less the union tags that are in it."""
     out, at = "", body
     for i, part in enumerate(loc):
         if isinstance(part, int) and isinstance(at, list) and part < len(at):
             out, at = f"{out}[{part}]", at[part]
-        elif isinstance(part, str) and isinstance(at, dict) and (part in at or i == len(loc) - 1):
+        elif isinstance(part, str) and isinstance(at, dict) and (part in at or (missing and i == len(loc) - 1)):
             out, at = f"{out}.{part}" if out else part, at.get(part)
     return out

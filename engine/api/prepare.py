@@ -30,6 +30,12 @@ from engine.errors import ContextLengthError
 COMPLETION_MAX_TOKENS = 16
 #: Characters of the longest token of any vocabulary (Llama 3 has one of 128 spaces), with room to spare.
 LONGEST_TOKEN = 512
+#: A text of more characters for each token of the context is counted in pieces before it is tokenised whole: the
+#: tokenizer needs some 200 bytes for a token, gigabytes for a body of 32 MiB. Where a piece ends, tokens may differ, so
+#: only what is many times too long is refused by that count.
+USUAL_CHARS = 16
+PIECE_CHARS = 1 << 16
+TIMES_TOO_LONG = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,20 @@ def encode(ready: Ready, text: str, param: str, *, add_special: bool) -> bytes:
         raise ContextLengthError(
             f"This model's maximum context length is {ready.info.max_context} tokens, and the {param} hold "
             f"{len(text)} characters, which are at least {least} tokens.", param=param)
+    if len(text) > USUAL_CHARS * ready.info.max_context:
+        _refuse_by_pieces(ready, text, param)
     return ready.text.tokenizer.encode(text, add_special=add_special)
+
+
+def _refuse_by_pieces(ready: Ready, text: str, param: str) -> None:
+    count = 0
+    for at in range(0, len(text), PIECE_CHARS):
+        count += len(ready.text.tokenizer.encode(text[at:at + PIECE_CHARS])) // 4
+        if count > TIMES_TOO_LONG * ready.info.max_context:
+            raise ContextLengthError(
+                f"This model's maximum context length is {ready.info.max_context} tokens, and the {param} hold "
+                f"{len(text)} characters, of which the first {min(at + PIECE_CHARS, len(text))} alone are about "
+                f"{count} tokens.", param=param)
 
 
 def token_ids(ready: Ready, tokens: list[int], param: str) -> bytes:

@@ -61,7 +61,7 @@ class SamplingFields(Request):
     min_tokens: int | None = Field(None, ge=0)
     temperature: Finite | None = Field(None, ge=0, description="0 is greedy. Default 1.")
     top_p: Finite | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, description="0 or -1: off.")
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1: off.")
     min_p: Finite | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Stop | None = None

@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from engine.api.app import make_app
+from engine.api.errors import error_body
 from engine.api.state import Core, ServerState, Text, package_version
 from engine.config import ServeConfig, banner
 from engine.errors import ResourceError, StartError
@@ -31,6 +33,8 @@ log = logging.getLogger("trunkline.api")
 #: How long replies may take to end once the core is closed, before their connections are cut.
 SHUTDOWN_S = 2.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+#: A connection that sends no whole request for so long is closed. Longer than proxies keep theirs (60 s).
+IDLE_S = 75.0
 
 
 class StartedCore(Core, Protocol):
@@ -78,9 +82,51 @@ async def serve(config: ServeConfig, *, start_core: StartCore | None = None, fin
     return 0
 
 
-def make_runner(app: web.Application) -> web.AppRunner:
+def make_runner(app: web.Application, *, idle_s: float = IDLE_S) -> web.AppRunner:
     """A client that goes away cancels its handler (PITFALLS 46); the app writes its own access log."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    return _Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S,
+                   keepalive_timeout=idle_s)
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's, but what is no HTTP is refused in OpenAI's shape, with a line in the log and no traceback."""
+
+    __slots__ = ()
+
+    def handle_error(self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None,
+                     message: str | None = None) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError) or request.writer.output_size > 0:
+            return super().handle_error(request, status, exc, message)
+        said = " ".join((message or str(exc)).split())
+        if isinstance(exc, ContentEncodingError):       # it would tell the client to install a package
+            said = f"{said.partition(' Please')[0]} Send gzip, deflate or plain."
+        log.info("%s sent what is no HTTP: %s", request.remote, said)
+        body = error_body(f"this is no HTTP request that can be read: {said}", "invalid_request_error",
+                          code="invalid_http")
+        response = web.json_response(body, status=status)
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """A body that can't be decoded was answered; what aiohttp makes of its rest is no error of ours."""
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
+
+class _Server(web.Server):
+    """Makes a `_Connection` of each connection."""
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """aiohttp lets nobody name the class of its connections, so its server is made over again."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made.request_handler, request_factory=made.request_factory,
+                       handler_cancellation=made.handler_cancellation, loop=made._loop, **made._kwargs)
 
 
 async def _load(state: ServerState, stack: AsyncExitStack, start_core: StartCore, find: FindModel,
@@ -145,8 +191,8 @@ async def _bind(runner: web.AppRunner, config: ServeConfig) -> int:
     where = f"{config.host} port {config.port}"
     try:
         await web.TCPSite(runner, config.host, config.port).start()
-    except socket.gaierror as e:
-        raise ResourceError(f"--host {config.host}: no such address: {e.strerror}", param="host") from e
+    except (socket.gaierror, ValueError) as e:  # ValueError: what can be no host's name
+        raise ResourceError(f"--host {config.host}: no such address: {getattr(e, 'strerror', e)}", param="host") from e
     except OSError as e:
         if e.errno == errno.EADDRINUSE:
             problem = ("is in use: stop the server that listens there, or choose another port with --port "

@@ -5,6 +5,7 @@ Knows processes, a free port and a log file. Does not know what the server serve
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -45,7 +46,7 @@ class BackgroundServer:
         with os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=own_environment(os.environ))
+                env=own_environment(os.environ), preexec_fn=_end_with_parent)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -81,6 +82,17 @@ class BackgroundServer:
     def forget_log(self) -> None:
         """The log is of no more use: all went well."""
         self.log.unlink(missing_ok=True)
+
+
+#: prctl's PR_SET_PDEATHSIG (linux/prctl.h).
+_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the parent is gone. One that was killed outright could not stop its server."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
 
 
 def own_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     trace = bounded(load_trace(args.trace or find_trace()))
     if args.json is not None:
         check_writable(args.json)
-    signal.signal(signal.SIGTERM, _interrupt)
+    _end_as_by_ctrl_c()
     console.print("[bold]1/3  the model[/]")
     _fetch_model(console)
     with BackgroundServer(["--model", MODEL]) as server:
@@ -234,6 +234,16 @@ def _command() -> str:
     return shlex.quote(str(beside.relative_to(Path.cwd()) if near else beside))
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends the demo as Ctrl-C does, so that the server is stopped."""
-    raise KeyboardInterrupt
+def _end_as_by_ctrl_c() -> None:
+    """SIGTERM and a closed terminal end the demo as Ctrl-C does, so that the server is stopped. nohup still holds."""
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, _interrupt)
+
+
+def _interrupt(_signal: int, frame: FrameType | None) -> None:
+    """What Ctrl-C does at this moment: asyncio has a handler of its own, which cancels what runs in order."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):       # it is ignored, as in a shell's background
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)

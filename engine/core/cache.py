@@ -46,11 +46,22 @@ class BlockCache:
     def admit(self, request: Request, path: Path) -> Admission | None:
         """Lease `path`, take slots for the rest of the tokens and one decode; None when there is no room.
 
-        Only the first admission that succeeds counts as a use of the path: not a try, nor a preempted request's
+        A partial block is held as well until it is copied. Where there is no room for that one slot more, its tokens
+        are computed again: a prompt may need every slot of the pool, and would wait for ever.
+        """
+        admission = self._admit(request, path)
+        if admission is None and path.partial is not None:
+            admission = self._admit(request, path._replace(partial=None))
+        return admission
+
+    def _admit(self, request: Request, path: Path) -> Admission | None:
+        """Only the first admission that succeeds counts as a use of the path: not a try, nor a preempted request's
         return to its own blocks.
         """
         lease = self.tree.lease(path, request.id, counted=None)
-        taken = self._take(self.blocks_for(request.n_tokens) - path.n_blocks)
+        # One that was preempted may have tokens for the whole pool: then it ends before the next decode.
+        wanted = min(self.blocks_for(request.n_tokens), self.slots.capacity)
+        taken = self._take(wanted - path.n_blocks)
         if taken is None:
             lease.release()
             return None

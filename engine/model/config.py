@@ -8,6 +8,7 @@ is computed right.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ from engine.model.library import ModelFiles
 HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 #: llama.cpp writes Mistral (and SmolLM2) as "llama".
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+#: What reading a value of another type, or an impossible one, raises.
+WRONG_VALUE = (TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+#: Rope's positions are float32, which holds whole numbers up to here.
+MAX_POSITION = 2**24
+#: How much of a file's value an error repeats.
+SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,13 @@ def _check_shape(config: ModelConfig, path: Path) -> None:
                  "head_dim", "max_position"):
         if getattr(config, name) <= 0:
             raise ModelError(f"{path}: {name} is {getattr(config, name)}; it must be positive.")
+    if config.max_position > MAX_POSITION:
+        raise ModelError(f"{path}: a context of {config.max_position:,} tokens; {MAX_POSITION:,} is the most.")
+    scaling = config.rope_scaling
+    for name, value in {"norm_eps": config.norm_eps, "rope_theta": config.rope_theta,
+                        "rope scaling's factor": scaling.factor if scaling else 1.0}.items():
+        if not 0 < value < math.inf:
+            raise ModelError(f"{path}: {name} is {value}; it must be positive.")
     if config.n_heads % config.n_kv_heads or config.head_dim % 2:
         raise ModelError(
             f"{path}: {config.n_heads} heads, {config.n_kv_heads} KV heads of {config.head_dim} values: heads must "
@@ -109,7 +123,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}: it is not a complete model folder.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} can't be read: {error}. Download it again.") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds {type(value).__name__}, not an object. Download it again.")
@@ -120,20 +134,21 @@ def _from_folder(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     raw = read_json(path)
     architecture = _hf_architecture(raw, path)
-    _refuse_hf(raw, path)
     try:
+        _refuse_hf(raw, path)
         return _hf_config(architecture, raw, folder)
     except KeyError as error:
         raise ModelError(f"{path} has no {error.args[0]!r}, which {architecture} needs.") from None
-    except (TypeError, ValueError) as error:
+    except WRONG_VALUE as error:
         raise ModelError(f"{path} has a value of the wrong type: {error}.") from None
 
 
 def _hf_architecture(raw: Mapping[str, Any], path: Path) -> str:
     names = raw.get("architectures") or []
+    names = names if isinstance(names, list) else [names]
     known = [name for name in names if name in HF_ARCHITECTURES]
     if not known:
-        named = ", ".join(names) or repr(raw.get("model_type"))
+        named = (", ".join(map(str, names)) or repr(raw.get("model_type")))[:SHOWN_CHARS]
         raise ModelError(f"{path}: unknown architecture {named}. Known: {', '.join(HF_ARCHITECTURES)}.")
     return str(known[0])
 
@@ -190,6 +205,8 @@ def _hf_window(architecture: str, raw: Mapping[str, Any]) -> int | None:
 def _hf_rope(raw: Mapping[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
     """Transformers 5 writes `rope_parameters`, theta inside; before, it was `rope_theta` and `rope_scaling`."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ModelError(f"{path}: rope_parameters (or rope_scaling) is {str(rope)[:SHOWN_CHARS]}, not an object.")
     theta = float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
@@ -226,7 +243,7 @@ def _first_id(value: Any) -> int | None:
 
 
 def _from_gguf(file: GgufFile) -> ModelConfig:
-    architecture = str(file.metadata.get("general.architecture"))
+    architecture = str(file.metadata.get("general.architecture"))[:SHOWN_CHARS]
     if architecture not in GGUF_ARCHITECTURES:
         raise ModelError(
             f"{file.path}: unknown architecture {architecture!r}. "
@@ -235,7 +252,7 @@ def _from_gguf(file: GgufFile) -> ModelConfig:
         return _gguf_config(architecture, file)
     except KeyError as error:
         raise ModelError(f"{file.path} has no {error.args[0]!r}, which {architecture} needs.") from None
-    except (TypeError, ValueError) as error:
+    except WRONG_VALUE as error:
         raise ModelError(f"{file.path} has a value of the wrong type: {error}.") from None
 
 

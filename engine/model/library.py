@@ -58,11 +58,14 @@ class InstalledModel:
 
 def cache_dir() -> Path:
     """$TRUNKLINE_CACHE, else $XDG_CACHE_HOME/trunkline, else ~/.cache/trunkline."""
-    if own := os.environ.get("TRUNKLINE_CACHE"):
-        return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "trunkline"
-    return Path.home() / ".cache" / "trunkline"
+    try:
+        if own := os.environ.get("TRUNKLINE_CACHE"):
+            return Path(own).expanduser()
+        if xdg := os.environ.get("XDG_CACHE_HOME"):
+            return Path(xdg).expanduser() / "trunkline"
+        return Path.home() / ".cache" / "trunkline"
+    except RuntimeError:    # `~` without a home, or of a user that is not there
+        raise ModelError("There is no home folder to keep models in: set TRUNKLINE_CACHE to a folder.") from None
 
 
 def resolve(name_or_path: str, *, download: bool, progress: Progress | None = None) -> ModelFiles:
@@ -73,7 +76,7 @@ def resolve(name_or_path: str, *, download: bool, progress: Progress | None = No
     if name_or_path in WHEELS:
         if (files := _installed_wheel(name_or_path)) is not None:
             return files
-    elif (path := Path(name_or_path).expanduser()).exists():
+    elif (path := _existing(name_or_path)) is not None:
         return _at_path(path)
     elif _is_repository(name_or_path) and _is_model_folder(folder := _folder(name_or_path)):
         return ModelFiles(name_or_path, folder, "hf")
@@ -128,6 +131,15 @@ def _installed_wheel(name: str) -> ModelFiles | None:
     return None
 
 
+def _existing(text: str) -> Path | None:
+    """The path, if something is there; what can be no path at all is not there."""
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
 def _at_path(path: Path) -> ModelFiles:
     if path.is_file():
         return ModelFiles(path.stem, path, "gguf")
@@ -160,14 +172,24 @@ def _folder(name: str) -> Path:
 
 def _unknown(name: str) -> str:
     here = ", ".join(dict.fromkeys([*WHEELS, *(model.name for model in installed())]))
-    return (f"Model {name!r} is not known: no such file or folder, and no name. Known names: {here}; or give a "
+    return (f"Model {name[:200]!r} is not known: no such file or folder, and no name. Known names: {here}; or give a "
             "path to a .gguf file or a Hugging Face folder, or `trunkline pull org/name` from Hugging Face.")
 
 
 def _pull_repository(name: str, folder: Path, snapshot: Snapshot) -> None:
     """Into a folder of its own, renamed when complete: a folder under its name is never half there."""
     partial = cache_dir() / "downloads" / name.replace("/", "--")
-    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        _download(name, partial, snapshot)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(partial, folder)
+    except OSError as error:
+        raise ModelError(f"{name} could not be stored in {cache_dir()}: {error}. Free some space or set "
+                         "TRUNKLINE_CACHE to another folder.") from error
+
+
+def _download(name: str, partial: Path, snapshot: Snapshot) -> None:
     try:
         snapshot(name, partial)
     except Exception as error:  # the hub's errors are a large family, and each ends here as a message
@@ -179,8 +201,6 @@ def _pull_repository(name: str, folder: Path, snapshot: Snapshot) -> None:
         raise ModelError(f"{name} has no config.json with .safetensors files, so it can't be served. "
                          "For a GGUF repository, download one .gguf file and give its path.")
     shutil.rmtree(partial / ".cache", ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(partial, folder)
 
 
 def _one_line(error: Exception) -> str:

@@ -166,13 +166,20 @@ class HfSource:
             raise ModelError(f"{self._folder} has no tensor {name!r} in its {len(set(self._files.values()))} "
                              "weight file(s). It is not the model that its config.json describes.")
         if path not in self._open:
-            from safetensors import safe_open
-
-            self._open[path] = safe_open(path, framework="pt")
+            self._open[path] = _opened(path)
         tensor: Tensor = self._open[path].get_tensor(name)
         _check_shape(path, name, tuple(tensor.shape), shape)
         # A copy even where the dtype is right: what is served must not change, or vanish, with the file.
         return tensor.to(dtype, copy=True)
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:    # shapes, types and places that don't agree
+        raise ModelError(f"{path} has a broken safetensors header: {error}. Download it again.") from None
 
 
 #: Hugging Face's names → GGUF's (llama.cpp, gguf-py/gguf/tensor_mapping.py).

@@ -25,6 +25,8 @@ ROLES = {
 }
 #: Kinds of content parts that hold text; the last two are those of /v1/responses.
 TEXT_PARTS = ("text", "input_text", "output_text")
+#: Keys of a message, beside role and content, that are read here and not by templates alone.
+TEXT_KEYS = ("name", "tool_call_id")
 #: Text parts are set on lines of their own: clients split where a paragraph ends, and drop the line break.
 PART_SEPARATOR = "\n"
 #: An excerpt of a client's value in a message of ours.
@@ -70,6 +72,9 @@ def _message(message: Any, at: str) -> dict[str, Any]:
             f"{at}.role is {_shown(role)}; it must be one of {', '.join(ROLES)}.", param=f"{at}.role")
     out = {key: value for key, value in message.items() if value is not None}
     out["role"] = ROLES[role]
+    for key in TEXT_KEYS:
+        if not isinstance(out.get(key, ""), str):
+            raise RequestError(f"{at}.{key} is {_shown(out[key])}: a string is needed.", param=f"{at}.{key}")
     calls = _calls(out, at)
     out.pop("function_call", None)
     out.pop("tool_calls", None)

@@ -216,7 +216,7 @@ def load_template(
     special = tokenizer.special_tokens
     if override is not None:
         return _overriding(override, special, options)
-    sources = _gguf_sources(files.path) if files.kind == "gguf" else _folder_sources(files.path)
+    sources = _sources(files)
     if sources:
         return ChatTemplate(sources, special, name=f"chat template of {files.name}", **options)
     if tokenizer.token_id("<|im_start|>") is not None and tokenizer.token_id("<|im_end|>") is not None:
@@ -236,6 +236,14 @@ def _overriding(path: Path, special: Mapping[str, str], options: Mapping[str, An
         return ChatTemplate({"default": source}, special, name=f"chat template {path}", **options)
     except ModelError as error:
         raise ConfigError(error.message) from None
+
+
+def _sources(files: ModelFiles) -> dict[str, str]:
+    try:
+        return _gguf_sources(files.path) if files.kind == "gguf" else _folder_sources(files.path)
+    except (LookupError, TypeError, ValueError, OSError) as error:  # ValueError: bytes that are no UTF-8
+        raise ModelError(f"{files.path}: its chat template can't be read ({type(error).__name__}: {error}). Download "
+                         "it again, or give another with --chat-template FILE.") from None
 
 
 def _folder_sources(folder: Path) -> dict[str, str]:

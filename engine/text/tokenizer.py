@@ -117,9 +117,19 @@ class Tokenizer:
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """The tokenizer of a model on this disk. Raises ModelError saying which file is missing or wrong."""
-    if files.kind == "gguf":
-        return tokenizer_from_metadata(GgufFile(files.path).metadata, str(files.path))
-    return tokenizer_from_folder(files.path)
+    try:
+        if files.kind == "gguf":
+            return tokenizer_from_metadata(GgufFile(files.path).metadata, str(files.path))
+        return tokenizer_from_folder(files.path)
+    except ModelError:
+        raise
+    except BaseException as error:
+        # A file may hold anything where a list of tokens or merges should be. The tokenizers package raises a bare
+        # Exception for that, or panics, which is a BaseException of a type that it does not export.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{files.path}: no tokenizer can be made of what is there "
+                         f"({type(error).__name__}: {str(error)[:200]}). Download it again.") from None
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Any], where: str) -> Tokenizer:
@@ -130,6 +140,10 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], where: str) -> Tokenize
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
     bos, eos = ids["bos_token"], ids["eos_token"]
+    for token in (bos, eos):
+        if token is not None and not 0 <= token < len(tokens):
+            raise ModelError(f"{where} names token {token} as its BOS or EOS, and has {len(tokens)} tokens. Download "
+                             "it again.")
     control = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
     ends = [eos, metadata.get("tokenizer.ggml.eot_token_id"), metadata.get("tokenizer.ggml.eom_token_id"),
             *(control.get(text) for text in END_OF_TURN)]
@@ -171,7 +185,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is no JSON: {error}. Download it again.") from None
     return value if isinstance(value, dict) else {}
 

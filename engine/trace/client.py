@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -30,6 +31,10 @@ _CONTEXT_WORDS = re.compile(
 _KEEPALIVE_S = 2.0
 #: Of a body that is not what was asked for, this much is shown.
 _EXCERPT = 200
+#: A body may not be longer: a server that never ends one would fill the memory.
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+#: Seconds for an answer that needs no model: a server that hangs is told soon, whatever --timeout says.
+_ASIDE_S = 60.0
 
 
 class TurnFailed(Exception):
@@ -92,6 +97,7 @@ class Client:
         self.model = ""
         self._clock = clock
         self._timeout_s = timeout_s
+        self._aside = aiohttp.ClientTimeout(total=min(timeout_s, _ASIDE_S))
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise StartError("--api-key has characters that can't be in an HTTP header")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -124,8 +130,8 @@ class Client:
         """GET a JSON document. Raises StartError, which says what to do."""
         url = self.url + path
         try:
-            async with self._http.get(url) as response:
-                raw = await response.read()
+            async with self._http.get(url, timeout=self._aside) as response:
+                raw = await _read(response)
         except (aiohttp.ClientError, OSError) as error:
             raise StartError(f"no answer from {url} ({_reason(error)}); is the server running? "
                              "Start ours with `trunkline serve`, or give another --url") from None
@@ -135,13 +141,13 @@ class Client:
             raise StartError(f"{url} answered {response.status}: {_error_message(raw)}")
         try:
             return json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise StartError(f"{url} did not answer with JSON but with {_excerpt(raw)!r}") from None
 
     async def healthy(self) -> bool:
         """Whether /health answers 200: it is there, and its model is loaded."""
         try:
-            async with self._http.get(self.url + "/health") as response:
+            async with self._http.get(self.url + "/health", timeout=self._aside) as response:
                 return response.status == 200
         except (aiohttp.ClientError, OSError):
             return False
@@ -150,18 +156,21 @@ class Client:
         """Token ids of a chat prompt, by vLLM's form of /tokenize; None where the server has none."""
         request = {"model": self.model, "add_generation_prompt": True, **body}
         try:
-            async with self._http.post(self.url + "/tokenize", data=_dump(request)) as response:
-                found = await response.json(content_type=None) if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, ValueError):
+            async with self._http.post(self.url + "/tokenize", data=_dump(request), timeout=self._aside) as response:
+                found = json.loads(await _read(response)) if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError):
             return None
         tokens = found.get("tokens") if isinstance(found, dict) else None
-        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
+        if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < 2**31 for t in tokens):
             return None
         return tokens or None
 
     async def chat(self, body: Mapping[str, Any]) -> Reply:
         """One streamed chat completion. Raises TurnFailed or ContextReached."""
-        data = _dump({"model": self.model, **body})
+        try:
+            data = _dump({"model": self.model, **body})
+        except RecursionError:
+            raise TurnFailed("the recorded messages are nested too deeply to be sent") from None
         reply = Reply(sent=self._clock())
         try:
             async with self._http.post(self.url + "/v1/chat/completions", data=data) as response:
@@ -177,9 +186,9 @@ class Client:
 
     async def _receive(self, response: aiohttp.ClientResponse, reply: Reply) -> None:
         if response.status != 200:
-            raise _refusal(response.status, await response.read())
+            raise _refusal(response.status, await _read(response))
         if response.content_type == "application/json":  # a server that does not stream
-            self._take(await response.read(), reply, "message")
+            self._take(await _read(response), reply, "message")
             return
         reader = SSEReader()
         async for received in response.content.iter_any():
@@ -216,7 +225,34 @@ def base_url(url: str) -> str:
         url = "http://" + url
     if not url.startswith(("http://", "https://")):
         raise StartError(f"--url {url}: only http:// and https:// can be used")
+    if not _is_address(url):
+        raise StartError(f"--url {url!r}: not a server's address, such as http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _is_address(url: str) -> bool:
+    """A host, a port that can be, and nothing behind the path."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment and (
+            url.isprintable() and " " not in url)
+    except ValueError:      # a port beyond 65535, half a bracket
+        return False
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, or ClientError where it is endless."""
+    body = bytearray()
+    async for received in response.content.iter_any():
+        body += received
+        if len(body) > _MAX_BODY_BYTES:
+            raise _TooMuch
+    return bytes(body)
+
+
+class _TooMuch(aiohttp.ClientError):
+    def __str__(self) -> str:
+        return f"a body of more than {_MAX_BODY_BYTES >> 20} MiB"
 
 
 def delta_text(delta: object) -> str:
@@ -224,7 +260,8 @@ def delta_text(delta: object) -> str:
     if not isinstance(delta, dict):
         return ""
     parts = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")]
-    for call in delta.get("tool_calls") or ():
+    calls = delta.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             parts += [function.get("name"), function.get("arguments")]
@@ -245,7 +282,8 @@ def counts(usage: Mapping[str, Any]) -> Counts:
 
 
 def _int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A count, or None: a server that says -1, or more than a 64-bit number, has said nothing."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
 def _ints(value: object) -> dict[str, int]:
@@ -306,4 +344,8 @@ def _reason(error: BaseException) -> str:
         return "the connection was cut in the middle of an answer"
     if isinstance(error, asyncio.TimeoutError):
         return "timed out"
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return "it redirects without end"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"what it answers is not HTTP: {_excerpt(error.message)}"
     return str(error) or type(error).__name__

@@ -7,7 +7,7 @@ a table with a row for each; anything else is a list of dotted names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -18,6 +18,7 @@ Facts = Mapping[str, Any]
 
 _WIDTH = 100
 _DEPTH = 6
+_MOST = 1e300
 
 
 def show_facts(facts: Facts, before: Facts | None = None) -> RenderableType:
@@ -93,7 +94,7 @@ def humanised(key: str, value: object) -> str:
     last = key.rsplit(".", 1)[-1]
     if value is None or value == {} or value == []:
         return "–"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         return str(value)
     if "bytes" in last:
         return human_bytes(value) + ("/s" if last.endswith(("_s", "_per_s")) else "")
@@ -124,4 +125,9 @@ def _growth(facts: Facts, before: Facts) -> dict[str, float]:
 
 def _numbers(facts: Facts) -> dict[str, float]:
     return {name: value for name, value in flat(facts)
-            if isinstance(value, int | float) and not isinstance(value, bool)}
+            if _is_number(value)}
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """One that can be calculated with: JSON may hold 1e999, NaN, and whole numbers beyond every float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST

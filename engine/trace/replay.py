@@ -88,7 +88,8 @@ class Replay:
     async def run(self) -> Replayed:
         """Play everything. A cancellation (Ctrl-C) ends it early: what there is, marked interrupted."""
         started = self._clock()
-        workers = [asyncio.create_task(self._work()) for _ in range(self._settings.concurrency)]
+        useful = min(self._settings.concurrency, len(self._waiting))
+        workers = [asyncio.create_task(self._work()) for _ in range(useful)]
         try:
             await asyncio.gather(*workers)
         except asyncio.CancelledError:

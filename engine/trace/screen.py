@@ -130,7 +130,7 @@ def _ideal(report: Report) -> str:
     ideal, got = report["ideal_cached_ratio"], report["cached_ratio"]
     if ideal is None or got is None:
         return ""
-    return f"an infinite cache: {ideal:.1%}" + (f"; this is {got / ideal:.1%} of it" if ideal else "")
+    return f"infinite cache {ideal:.1%}" + (f": {got / ideal:.1%} of it" if ideal else "")
 
 
 def _times(report: Report) -> RenderableType:

@@ -117,7 +117,7 @@ def test_a_bad_value_in_the_environment_names_the_variable() -> None:
 @pytest.mark.parametrize(("toml", "said"), [
     ("hbn = 1", r"'hbn' \(did you mean hbm\?\)"), ("wholly-other = 1", "there is no option 'wholly-other'"),
     ("config = 'x'", "there is no option 'config'"), ("hbm = ", "not a TOML file"),
-    ("[server]\nport = 1", "there is no option 'server'"), ("port = true", "--port.*a text or a number"),
+    ("[server]\nport = 1", "there is no option 'server'"), ("port = true", "--port.*a text or a whole number"),
     ("port = 1.5", "--port"), ("port = [1]", "--port"), ("max-body = 1\nmax_body = 2", "set twice"),
     ("port = 99999", r"--port: 99999 \(from the file .*\) is not"), ("alias = [1.5]", "--alias"),
 ])
@@ -162,3 +162,29 @@ def test_a_variable_that_is_no_option_is_noted_and_ours_are_not() -> None:
     assert len(config.notes) == 2
     assert "TRUNKLINE_HMB" in config.notes[0]
     assert "did you mean TRUNKLINE_HBM?" in config.notes[0]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--hbm", "9" * 5000], "--hbm.*a size"), (["--hbm", "9" * 18 + ".5TiB"], "--hbm.*less than 8 EiB"),
+    (["--hbm", "999999999TiB"], "--hbm.*less than 8 EiB"), (["--config", "~no-such-user/x"], "--config.*home folder"),
+    (["--chat-template", "~no-such-user/x"], "--chat-template.*home folder"), (["--host", "a\0b"], "--host.*control"),
+    (["--alias", "a\udcff"], "--alias.*UTF-8"), (["--api-key", "a\udcff"], "--api-key.*UTF-8"),
+    (["--api-key", " a"], "--api-key.*spaces"), (["--model", "x\n"], "--model.*control"),
+])
+def test_a_value_that_python_itself_would_choke_on_is_refused_like_any_other(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as found:
+        from_cli(*words)
+    assert len(found.value.message) < 500
+
+
+@pytest.mark.parametrize("toml", ["x = " + "[" * 5000, f"port = {'9' * 5000}", 'model = "a\\u0000b"'])
+def test_a_hostile_file_is_refused_without_a_traceback(tmp_path: Path, toml: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError, match=r"not a TOML file|--model"):
+        from_cli("--config", str(file))
+
+
+def test_a_config_file_named_in_the_environment_is_said_to_come_from_there() -> None:
+    with pytest.raises(ConfigError, match=r"from the environment, TRUNKLINE_CONFIG"):
+        from_cli(env={"TRUNKLINE_CONFIG": "~no-such-user/x"})

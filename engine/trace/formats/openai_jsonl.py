@@ -35,6 +35,8 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         raise TraceError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise TraceError(f"{where}: not readable: nested too deeply") from None
+    except ValueError as error:     # a number of thousands of digits
+        raise TraceError(f"{where}: not readable: {error}") from None
     if not isinstance(raw, dict):
         raise TraceError(f"{where}: {shown(raw)} is not an object; each line is one session")
     return raw

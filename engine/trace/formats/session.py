@@ -5,6 +5,7 @@ Knows the shape of OpenAI's chat messages. Does not know files, servers or token
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,7 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def _is_wait(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _check_message(message: object, where: str, field: str) -> None:

@@ -39,6 +39,8 @@ def _parse(path: Path) -> list[object]:
         raise TraceError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise TraceError(f"{path.name}: not readable: nested too deeply") from None
+    except ValueError as error:     # a number of thousands of digits
+        raise TraceError(f"{path.name}: not readable: {error}") from None
     if not isinstance(raw, list):
         raise TraceError(f"{path.name}: {shown(raw)} is not a list of sessions")
     return raw

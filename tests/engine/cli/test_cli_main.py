@@ -73,6 +73,29 @@ def test_models_lists_what_is_installed(
     assert "trunkline pull smollm2" in outcome(capsys, "models")[1]
 
 
+def test_a_name_or_path_that_looks_like_markup_is_printed_as_it_is(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "[/x]"
+    monkeypatch.setattr(models, "installed", lambda: [InstalledModel("[/red]/[bold]", path, "hf", 1)])
+    code, out, _ = outcome(capsys, "models")
+    assert code == 0
+    assert "[/red]/[bold]" in out
+    monkeypatch.setattr(models, "installed", list)
+    monkeypatch.setenv("TRUNKLINE_CACHE", str(path))
+    assert "[/x]" in outcome(capsys, "models")[1]
+    monkeypatch.setattr(pull, "pull", lambda name, progress: ModelFiles(name, path, "hf"))
+    assert "[/x]" in outcome(capsys, "pull", "org/name")[1]
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+def test_a_host_that_can_be_no_name_is_two_words_and_no_traceback(
+        host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = outcome(capsys, "serve", "--port", "0", "--host", host)
+    assert code == 2
+    assert "no such address" in err
+    assert "Traceback" not in err
+
+
 def test_pull_says_where_the_model_is(
         monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def fake_pull(name: str, progress: pull._Bars) -> ModelFiles:

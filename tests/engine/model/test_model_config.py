@@ -10,6 +10,7 @@ from model_reference import write_gguf
 
 from engine.errors import ModelError
 from engine.model.config import ModelConfig, RopeScaling, check_supported, load_config
+from engine.model.gguf import GgufFile
 from engine.model.library import ModelFiles
 
 LLAMA_3_2_1B = {  # meta-llama/Llama-3.2-1B-Instruct, config.json
@@ -172,3 +173,40 @@ def test_a_gguf_that_the_decoder_does_not_compute_is_refused_by_name(
         architecture: str, more: Any, named: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=named):
         from_gguf(tmp_path, architecture, more=more)
+
+
+@pytest.mark.parametrize("change", [
+    {"architectures": 5}, {"architectures": ["x" * 9999, 1]}, {"architectures": [[]]}, {"num_attention_heads": 0},
+    {"num_attention_heads": float("inf")}, {"rope_scaling": "x"}, {"rope_parameters": [1]}, {"rope_theta": 0},
+    {"rope_theta": float("nan")}, {"rms_norm_eps": float("nan")}, {"max_position_embeddings": 10**15},
+    {"rope_scaling": {"type": "linear", "factor": 0}}, {"eos_token_id": [[]]}, {"head_dim": [1]},
+])
+def test_hostile_values_in_config_json_are_model_errors(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=str(tmp_path)) as found:
+        load_config(folder(tmp_path, {**LLAMA_3_2_1B, **change}))
+    assert len(found.value.message) < 600
+
+
+def test_config_json_of_a_hundred_thousand_levels_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"config\.json can't be read"):
+        load_config(ModelFiles("m", tmp_path, "hf"))
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("llama.attention.head_count", 0.0), ("llama.attention.head_count", float("inf")),
+    ("llama.context_length", 1e12), ("llama.rope.freq_base", float("nan")),
+    ("llama.attention.layer_norm_rms_epsilon", float("nan")),
+])
+def test_hostile_values_in_a_gguf_header_are_model_errors(key: str, value: float, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", SHAPE, EMBED, lambda writer: None)
+    files = ModelFiles("m", path, "gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.model.config.GgufFile", lambda p: _changed(GgufFile(p), key, value))
+        with pytest.raises(ModelError, match=str(path)):
+            load_config(files)
+
+
+def _changed(file: GgufFile, key: str, value: float) -> GgufFile:
+    file.metadata = {**file.metadata, key: value}
+    return file

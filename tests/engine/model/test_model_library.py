@@ -156,3 +156,23 @@ def test_the_text_side_of_the_room_never_imports_torch() -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) is False
+
+
+@pytest.mark.parametrize("name", ["~no-such-user/x", "a" * 5000, "a\0b", "/dev/null/x"])
+def test_a_name_that_can_be_no_path_is_not_known(name: str) -> None:
+    with pytest.raises(ModelError, match="not known") as found:
+        resolve(name, download=False)
+    assert len(found.value.message) < 600
+
+
+@pytest.mark.parametrize("name", ["smollm2", "org/name"])
+def test_a_cache_that_can_t_be_written_is_told_with_the_way_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUNKLINE_CACHE", "/dev/null/x")
+    with pytest.raises(ModelError, match=r"could not be stored in /dev/null/x.*TRUNKLINE_CACHE"):
+        pull(name, snapshot=lambda name, folder: None)
+
+
+def test_a_cache_in_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUNKLINE_CACHE", "~no-such-user/x")
+    with pytest.raises(ModelError, match="set TRUNKLINE_CACHE"):
+        cache_dir()

@@ -189,3 +189,43 @@ def test_a_tensor_longer_than_one_piece_is_read_whole(tmp_path: Path) -> None:
     source = GgufSource(tmp_path / "m.gguf", type("Config", (), config))
     found = source.read("model.embed_tokens.weight", (1400, 96), torch.float32)
     assert np.array_equal(found.numpy(), gguf.quants.dequantize(raw, Quant.Q4_1))
+
+
+@pytest.mark.parametrize("entry", [
+    {"data_offsets": [-5, -1]}, {"data_offsets": [4, 0]}, {"dtype": "X"}, {"shape": [2**62, 2**62]},
+    {"shape": [9, 9]}, {"data_offsets": [0, float("inf")]}, {"data_offsets": 5},
+])
+def test_a_hostile_entry_in_a_safetensors_header_is_refused(
+        entry: dict[str, Any], tiny: tuple[Any, ModelFiles]) -> None:
+    good = {"dtype": "F32", "shape": [96, 64], "data_offsets": [0, 4 * 96 * 64]}
+    put_header(tiny[1], json.dumps({"model.embed_tokens.weight": {**good, **entry}}))
+    with pytest.raises(ModelError, match="broken safetensors header"):
+        load(tiny[1])
+
+
+@pytest.mark.parametrize("header", ["[" * 100_000, '{"a":' * 50_000, "[]"])
+def test_a_safetensors_header_that_is_no_object_is_refused(header: str, tiny: tuple[Any, ModelFiles]) -> None:
+    put_header(tiny[1], header)
+    with pytest.raises(ModelError, match="broken safetensors header"):
+        load(tiny[1])
+
+
+def put_header(files: ModelFiles, header: str) -> None:
+    raw = header.encode()
+    (files.path / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(4 * 96 * 64))
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "sub/x.safetensors", ".", 5, ["x"], "x" * 5000])
+def test_an_index_names_files_beside_it_and_no_others(name: Any, tiny: tuple[Any, ModelFiles]) -> None:
+    index = {"weight_map": {"model.embed_tokens.weight": name}}
+    (tiny[1].path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="file beside it"):
+        load(tiny[1])
+
+
+def test_of_many_missing_weight_files_some_are_named(tiny: tuple[Any, ModelFiles]) -> None:
+    index = {"weight_map": {str(i): f"f{i}" for i in range(5000)}}
+    (tiny[1].path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"lacks 5000 of its 5000 weight files: .*, …") as found:
+        load(tiny[1])
+    assert len(found.value.message) < 500

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from text_helpers import AWKWARD, sentencepiece_keys, shared
 from tokenizers import Tokenizer as Backend
+from tokenizers import pre_tokenizers
 
 from engine.errors import ModelError
+from engine.model.library import ModelFiles
 from engine.text.gguf_vocab import CONTROL, NORMAL, USER_DEFINED, build_tokenizer
-from engine.text.tokenizer import tokenizer_from_metadata
+from engine.text.tokenizer import load_tokenizer, tokenizer_from_metadata
 
 
 def keys_of(path: Path, pre: str) -> dict[str, Any]:
@@ -110,3 +113,22 @@ def test_a_turn_ends_at_the_chat_mark_even_if_the_header_names_the_document_s_en
         "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": [NORMAL, CONTROL, CONTROL],
         "tokenizer.ggml.eos_token_id": 1}
     assert set(tokenizer_from_metadata(keys, "m").eos_ids) == {1, 2}
+
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+@pytest.mark.parametrize("change", [
+    {"tokens": 4}, {"tokens": [1, 2]}, {"tokens": ["a"] * 16, "merges": ["a b"]},
+    {"tokens": [], "merges": ["a b"]}, {"merges": ["ab"]}, {"merges": ["q zz"]},
+    {"merges": 1}, {"merges": [1]}, {"merges": ["a b"]}, {"model": "llama"}, {"token_type": 3},
+    {"model": "llama", "scores": [0.0], "unknown_token_id": 999}, {"bos_token_id": 2**32 - 1}, {"bos_token_id": -5},
+    {"bos_token_id": 1.5}, {"eos_token_id": [1]},
+])
+def test_a_hostile_vocabulary_is_a_model_error(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tokenizers package makes of these is a TypeError, a bare Exception, or a panic."""
+    keys = {"model": "gpt2", "tokens": BYTES, "merges": [], "add_bos_token": True, **change}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    monkeypatch.setattr("engine.text.tokenizer.GgufFile", lambda path: SimpleNamespace(metadata=metadata))
+    with pytest.raises(ModelError, match=r"m\.gguf"):
+        load_tokenizer(ModelFiles("m", Path("m.gguf"), "gguf"))

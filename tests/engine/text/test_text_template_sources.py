@@ -104,3 +104,24 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
     (files.path / "tokenizer_config.json").write_text(json.dumps({})[:1])
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is no JSON"):
         load_template(files, None, tokenizer)
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("tokenizer_config.json", b'{"chat_template": [{"x": 1}]}'), ("tokenizer_config.json", b'{"chat_template": [5]}'),
+    ("tokenizer_config.json", b"[" * 100_000), ("chat_template.jinja", b"\xff\xfe"),
+])
+def test_a_hostile_template_file_is_a_model_error(tmp_path: Path, name: str, data: bytes) -> None:
+    files = folder_with(tmp_path, {})
+    tokenizer = load_tokenizer(files)
+    (files.path / name).write_bytes(data)
+    with pytest.raises(ModelError, match=r"can't be read|is no JSON"):
+        load_template(files, None, tokenizer)
+
+
+@pytest.mark.parametrize("added", [b"[]", b'{"x": {}}', b'{"5": {"content": 5}}'])
+def test_hostile_added_tokens_are_a_model_error(tmp_path: Path, added: bytes) -> None:
+    files = folder_with(tmp_path, {})
+    (files.path / "tokenizer_config.json").write_bytes(b'{"added_tokens_decoder": ' + added + b"}")
+    if added != b"[]":      # an empty list is as good as none
+        with pytest.raises(ModelError, match="no tokenizer can be made"):
+            load_tokenizer(files)

@@ -129,3 +129,11 @@ def test_watching_shows_growth_and_outlives_the_server() -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 0
     os.close(ours)
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), -float("inf"), -(10**400)])
+@pytest.mark.parametrize("key", ["used_bytes", "mean_s", "hit_ratio", "count"])
+def test_numbers_beyond_arithmetic_are_shown_as_they_came(key: str, value: float) -> None:
+    facts = {"a": {key: value, "b": {key: value}}}
+    Console(file=io.StringIO()).print(show_facts(facts, {"a": {key: 1, "b": {key: 1.5}}}))
+    assert humanised(key, value) == str(value)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 from trace_stub import Answer, Stub
 
 from engine.cli.background import free_port
@@ -176,7 +177,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
         async with Client(url) as client:
             await client.first_model()
 
-    with pytest.raises(StartError, match=r"ftp|no answer"):
+    with pytest.raises(StartError, match=r"only http|not a server"):
         asyncio.run(model())
 
 
@@ -184,3 +185,62 @@ def test_reasoning_and_tool_calls_are_output_too() -> None:
     assert delta_text({"reasoning_content": "hm", "content": None}) == "hm"
     assert delta_text({"tool_calls": [{"function": {"name": "read", "arguments": "{"}}, {"index": 1}, 5]}) == "read{"
     assert delta_text({"content": 5}) == delta_text(None) == delta_text({"content": ""}) == ""
+
+
+def served_raw(body: bytes, *, url_path: str = "/v1/models") -> Any:
+    """What get_json makes of a body, whatever it is."""
+    async def go() -> Any:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(body=body, content_type="application/json")
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            async with Client(f"http://127.0.0.1:{runner.addresses[0][1]}") as client:
+                return await client.tokenize(BODY) if url_path == "/tokenize" else await client.get_json(url_path)
+        finally:
+            await runner.cleanup()
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"9" * 5000, b"<html>"])
+def test_a_document_that_python_can_t_read_is_told(body: bytes) -> None:
+    with pytest.raises(StartError, match="did not answer with JSON"):
+        served_raw(body)
+
+
+def test_an_endless_document_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.trace.client._MAX_BODY_BYTES", 1000)
+    with pytest.raises(StartError, match="a body of more than"):
+        served_raw(b" " * 100_000)
+
+
+@pytest.mark.parametrize("tokens", [b"[99999999999]", b"[-1]", b"[true]", b"[" * 100_000, b"[1" + b"0" * 5000 + b"]"])
+def test_tokens_that_are_none_are_as_good_as_no_tokenize(tokens: bytes) -> None:
+    assert served_raw(b'{"tokens": ' + tokens + b"}", url_path="/tokenize") is None
+
+
+def test_messages_too_deep_to_send_fail_their_turn() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    async def go() -> None:
+        async with Client("http://127.0.0.1:1") as client:
+            await client.chat({"messages": [{"role": "user", "content": "x", "z": deep}]})
+    with pytest.raises(TurnFailed, match="too deeply"):
+        asyncio.run(go())
+
+
+def test_counts_and_calls_of_a_hostile_server_were_not_said() -> None:
+    found = counts({"prompt_tokens": 10**400, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": -1}})
+    assert (found.prompt, found.completion, found.cached) == (0, None, None)
+    assert delta_text({"tool_calls": 5, "content": "x"}) == "x"
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://h/?x", "http://h/#x", "http://\udcff", "http://h:0", ""])
+def test_what_is_no_address_is_refused_by_value(url: str) -> None:
+    with pytest.raises(StartError, match="not a server's address"):
+        Client(url)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,24 @@ def test_outside_a_checkout_the_demo_says_what_to_do(monkeypatch: pytest.MonkeyP
         demo.find_trace()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_server_too(sent: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_server_too(sent: signal.Signals) -> None:
+    printed = signalled(sent)
+    assert printed.rstrip().endswith("130"), printed
+    assert not listening(printed)
+
+
+def test_a_demo_that_is_killed_outright_leaves_no_server() -> None:
+    printed = signalled(signal.SIGKILL)
+    for _ in range(100):            # the kernel tells the server; it takes a moment to stop
+        if not listening(printed):
+            return
+        time.sleep(0.1)
+    raise AssertionError(printed)
+
+
+def signalled(sent: signal.Signals) -> str:
+    """What a demo prints that gets a signal while its agents play against a server that hangs."""
     script = f"""
 import sys
 from functools import partial
@@ -181,5 +198,4 @@ print(main.main(["demo"]))
     printed += process.stdout.read()
     process.wait(timeout=60)
     process.stdout.close()
-    assert printed.rstrip().endswith("130"), printed
-    assert not listening(printed)
+    return printed

@@ -146,3 +146,22 @@ def test_the_real_tau_bench_file_is_read_whole() -> None:
     said = sum(m["role"] == "assistant" for s in trace.sessions for m in s.messages)
     assert (len(trace.sessions), said, trace.turns()) == (100, 1229, 1229)
     assert trace.turns(max_turns=6) < 600
+
+
+BIG = "9" * 5000
+
+
+@pytest.mark.parametrize("line", [
+    f'{{"messages": [], "x": {BIG}}}', f'[{{"task_id": {BIG}, "traj": []}}]', "{" * 3 + "[" * 100_000,
+])
+def test_numbers_and_depths_beyond_python_are_trace_errors(tmp_path: Path, line: str) -> None:
+    (tmp_path / "t").write_text(line)
+    with pytest.raises(TraceError, match=r"^t.*not (readable|JSON)"):
+        load_trace(tmp_path / "t")
+
+
+@pytest.mark.parametrize("wait", [BIG[:400], f"[{BIG[:400]}]"])
+def test_a_wait_beyond_every_float_is_a_trace_error(tmp_path: Path, wait: str) -> None:
+    (tmp_path / "t").write_text(f'{{"messages": {json.dumps([USER, REPLY])}, "wait_ms": {wait}}}')
+    with pytest.raises(TraceError, match="wait_ms"):
+        load_trace(tmp_path / "t")

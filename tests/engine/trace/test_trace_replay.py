@@ -201,3 +201,9 @@ def test_what_can_not_be_folded_is_said_before_anything_is_sent() -> None:
     picture = Session("p", [{"role": "user", "content": [{"type": "image_url"}]}])
     with pytest.raises(TraceError, match="session p can't be folded"):
         play([session("a", 1), picture], fold_tools=True)
+
+
+def test_more_workers_than_sessions_are_not_made() -> None:
+    """--concurrency 1000000000 is no billion tasks."""
+    seen, _ = play([session("a", 1)], concurrency=10**9)
+    assert (len(seen.rows), seen.errors) == (1, 0)
