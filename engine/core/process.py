@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from dataclasses import asdict
 from typing import Any
@@ -118,6 +119,7 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     config = ServeConfig(**_read_config(sock))
+    threading.Thread(target=_end_with, args=(fd,), daemon=True).start()
     try:
         from engine.core.build import build_core  # here, so that a failed import is reported as well
 
@@ -137,6 +139,15 @@ def main(fd: int) -> int:
         CoreLoop(sock, built.core).run()
     # Without this the interpreter frees a pool of gigabytes page by page.
     sys.stderr.flush()
+    os._exit(0)
+
+
+def _end_with(fd: int) -> None:
+    """End this process once the other side of the socket is gone: the loop does not look while a model loads, nor
+    during a long step, and nothing that it could still do would reach anybody."""
+    poll = select.poll()
+    poll.register(fd, 0)  # a hang-up is always reported
+    poll.poll()
     os._exit(0)
 
 

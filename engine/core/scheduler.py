@@ -172,7 +172,9 @@ class Scheduler:
         if admission.copy is not None:
             copies.append(admission.copy)
         if not request.counted:
-            self._count(request, path.evicted_tokens, path.rounded_tokens)
+            # What a partial block would have given, had there been room to copy it, is rounding too.
+            self._count(request, path.evicted_tokens,
+                        path.rounded_tokens + path.reusable_tokens - request.computed)
         self.flights.open(request)
         return True
 
@@ -180,21 +182,20 @@ class Scheduler:
         """Longest known prefix first, aged. Preempted requests go before all others, in their order."""
         if not self.waiting:
             return None
-        if self.waiting[0].preempted:
-            return self.waiting[0]
+        looked_at = self.waiting[:1 if self.waiting[0].preempted else LOOK_AT]
         now = self.clock()
-        for request in self.waiting[:LOOK_AT]:
+        for request in looked_at:
             if request.known_at != self._version:
                 request.known, request.known_at = self.cache.look(request).n_tokens, self._version
-        return max(self.waiting[:LOOK_AT],
-                   key=lambda r: (r.known + (now - r.arrived) * AGE_TOKENS_PER_S, -r.arrived))
+        return max(looked_at, key=lambda r: (r.known + (now - r.arrived) * AGE_TOKENS_PER_S, -r.arrived))
 
     def _requeue(self, woken: list[Request]) -> None:
-        """Back into the queue where their arrival puts them: they have waited already."""
+        """Back into the queue where their arrival puts them: they have waited already. Preempted ones to its front,
+        where they came from."""
         if woken:
-            ahead = [r for r in self.waiting if r.preempted]
-            rest = sorted([r for r in self.waiting if not r.preempted] + woken, key=lambda r: r.arrived)
-            self.waiting = ahead + rest
+            everyone = woken + self.waiting
+            self.waiting = [r for r in everyone if r.preempted] + sorted(
+                (r for r in everyone if not r.preempted), key=lambda r: r.arrived)
 
     @staticmethod
     def _count(request: Request, evicted: int, rounded: int) -> None:

@@ -40,6 +40,13 @@ def cold(prompt: Sequence[int], n: int) -> list[int]:
     return out
 
 
+def logits_of(state: int) -> torch.Tensor:
+    """The row of logits behind a state: one token stands out."""
+    logits = torch.zeros(VOCAB)
+    logits[state % VOCAB] = 1.0
+    return logits
+
+
 class ChainRunner:
     """Writes, for each token, the hash of all tokens up to it into its slot; reads only through block tables."""
 
@@ -66,7 +73,7 @@ class ChainRunner:
                 at = rows.start + i
                 self.pool[rows.table[at // self.size], at % self.size] = state
             if rows.logits:
-                wanted.append(torch.nn.functional.one_hot(torch.tensor(state % VOCAB), VOCAB).float())
+                wanted.append(logits_of(state))
         return torch.stack(wanted) if wanted else torch.empty(0, VOCAB)
 
     def _read(self, rows: Rows, at: int) -> int:
