@@ -182,6 +182,8 @@ class Soak:
             w.id for f in scheduler.flights._open.values() for w in f.waiters} == set(self.core.requests)
         for flight in scheduler.flights._open.values():
             assert flight.leader.state is State.RUNNING
+        first = [r.preempted > 0 for r in scheduler.waiting]
+        assert first == sorted(first, reverse=True), "who was preempted goes before all others"
         for r in scheduler.running:
             assert 0 <= r.computed < r.n_tokens
             assert len(r.table) * self.what["size"] >= r.computed

@@ -300,6 +300,29 @@ def test_a_core_whose_parent_went_away_before_it_began_ends_quietly() -> None:
     assert (process.returncode, err) == (0, b"")
 
 
+def test_a_core_whose_parent_is_killed_while_it_loads_ends_at_once() -> None:
+    """A large model loads for minutes, and an orphan would hold its memory."""
+    loads = ("import sys, time, engine.core.build as build, engine.core.process as process\n"
+             "def load(config):\n"
+             "    print('loading', flush=True)\n"
+             "    time.sleep(600)\n"
+             "build.build_core = load\n"
+             "process.main(int(sys.argv[1]))")
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", loads, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        ours.sendall(frame({"config": {name: getattr(ServeConfig(), name) for name in CORE_FIELDS}}))
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"loading\n"
+        ours.close()  # as a kill would
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_what_crosses_the_socket_is_plain(make: Make) -> None:
     """The counters hold nothing that msgpack would refuse or change."""
     bench = make()

@@ -231,6 +231,47 @@ def test_a_preempted_request_resumes_from_its_blocks(make: Make) -> None:
     assert b.got["a"] == cold(p, 20)
 
 
+def test_a_prompt_that_needs_every_slot_is_not_kept_out_by_a_block_that_agrees_in_part(make: Make) -> None:
+    """Holding that block to copy it takes a slot more than the pool has: it waited for ever, and all others with it."""
+    b = make(slots=4, block_size=4)
+    p = prompt(25, 15)
+    b.ask("a", p, 1)
+    other = [*p[:2], 901, *prompt(26, 12)]
+    assert b.ask("b", other, 1) == cold(other, 1)
+    assert b.usage("b") == {"hbm": 0, "block_rounding": 2, "never_seen": 12, "last_token": 1}
+
+
+@pytest.mark.parametrize("slots", [4, 5, 7])
+def test_a_preempted_request_with_tokens_for_the_whole_pool_resumes(make: Make, slots: int) -> None:
+    """With blocks of one token, what it shared is its own again, and it needs a slot for each token, and none more."""
+    b = make(slots=slots, block_size=1)
+    b.add("a", [7], 9)
+    b.add("b", [7], 20)
+    b.run(100)
+    assert b.core.scheduler.preemptions > 0
+    assert all(b.got[n] == cold([7], len(b.got[n])) and b.last[n].finish == "length" for n in "ab")
+    assert len(b.got["b"]) >= slots - 1
+
+
+def test_a_preempted_request_does_not_wait_for_a_prompt_in_prefill(make: Make) -> None:
+    """What it has to compute is one token, not its length less what was known of it when it came."""
+    b = make(slots=256, block_size=4, step_tokens=64)
+    long, p = prompt(27, 500), prompt(28, 200)
+    b.add("long", long, 1)
+    b.step()
+    b.add("a", p, 40)
+    while b.core.requests["long"].remaining > 150:
+        b.step()
+    assert b.got["a"]
+    b.core.scheduler._preempt(b.core.requests["a"])
+    before = len(b.got["a"])
+    b.step()
+    assert "long" not in b.last
+    assert len(b.got["a"]) == before + 1
+    b.run()
+    assert b.got["a"] == cold(p, 40)
+
+
 def test_longest_known_prefix_goes_first(make: Make) -> None:
     b = make(slots=256, block_size=4, max_running=1)
     known = prompt(20, 100)
