@@ -272,6 +272,25 @@ def test_a_preempted_request_does_not_wait_for_a_prompt_in_prefill(make: Make) -
     assert b.got["a"] == cold(p, 40)
 
 
+def test_a_preempted_request_that_waited_in_a_flight_comes_back_to_the_front(make: Make) -> None:
+    b = make(slots=64, block_size=4, max_running=2, step_tokens=16)
+    scheduler = b.core.scheduler
+    head = prompt(29, 40)
+    b.add("leader", head, 9)
+    b.step()
+    b.add("older", prompt(30, 30), 9)
+    b.add("late", [*head[:20], 901], 9)
+    late = b.core.requests["late"]
+    late.preempted = 1  # as if it had run, and its blocks had been evicted since
+    scheduler.waiting.reverse()
+    scheduler.plan()
+    assert scheduler.flights.waiting() == 1
+    b.cancel("leader")
+    assert scheduler.waiting[0] is late
+    b.run()
+    assert b.got["late"] == cold([*head[:20], 901], 9)
+
+
 def test_longest_known_prefix_goes_first(make: Make) -> None:
     b = make(slots=256, block_size=4, max_running=1)
     known = prompt(20, 100)
