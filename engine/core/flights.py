@@ -90,7 +90,7 @@ class Flights:
         flight = self._open.get(leader)
         if flight is None:
             return []
-        done = committed_blocks * self._size >= flight.end - self._size + 1 or leader.computed >= flight.end
+        done = leader.computed >= flight.end
         return self._wake(flight, [w for w, need in flight.waiters.items() if done or need <= committed_blocks],
                           close=done)
 

@@ -84,9 +84,8 @@ class PagedStep:
 
 
 class Layout(NamedTuple):
-    """A step in row order. `order[i]` is the place in the batch of the i-th sequence of the layout."""
+    """A step in row order."""
 
-    order: list[int]
     ids: Tensor
     positions: Tensor
     slot_mapping: Tensor
@@ -116,7 +115,7 @@ def lay_out(batch: Sequence[Rows], *, n_slots: int, block_size: int, group: int,
             parts.append(_part(some, where, keys, is_chunk, n_slots, block_size, group, dtype))
             at += len(some)
     last = {i: bounds[at + 1] - 1 for at, i in enumerate(order) if batch[i].logits}
-    return Layout(order, torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(mapping), parts,
+    return Layout(torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(mapping), parts,
                   [last[i] for i in sorted(last)])
 
 

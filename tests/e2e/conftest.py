@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from e2e_server import Server
 
-from engine.errors import ModelError
-from engine.model.library import ModelFiles, resolve
+from engine.model.library import ModelFiles
 
 LOG_LINES = 40
 #: Raises, loops or renders, by the first message's text.
@@ -25,11 +24,8 @@ StartServer = Callable[..., Server]
 
 
 @pytest.fixture(scope="session")
-def model() -> ModelFiles:
-    try:
-        return resolve("smollm2", download=False)
-    except ModelError as e:
-        pytest.skip(f"needs the model smollm2 (`trunkline pull smollm2`): {e}")
+def model(smollm2_files: ModelFiles) -> ModelFiles:
+    return smollm2_files
 
 
 @pytest.fixture(scope="session")

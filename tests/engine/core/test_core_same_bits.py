@@ -21,10 +21,9 @@ from engine.core.core import Core
 from engine.core.messages import GenerateRequest, Sampling
 from engine.core.request import Request
 from engine.core.runner import CpuRunner
-from engine.errors import ModelError
 from engine.model.config import load_config
 from engine.model.decoder import Decoder
-from engine.model.library import ModelFiles, resolve
+from engine.model.library import ModelFiles
 from engine.model.weights import load_weights
 
 MODELS = ("tiny-gqa", "tiny-mha", "tiny-qknorm", "smollm2")
@@ -58,10 +57,7 @@ def _tiny(name: str, folder: Path) -> ModelFiles:
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decoder]:
     name, dtype = request.param.rsplit("-", 1)
     if name == "smollm2":
-        try:
-            files = resolve("smollm2", download=False)
-        except ModelError as e:
-            pytest.skip(f"needs the model smollm2 (`trunkline pull smollm2`): {e}")
+        files = request.getfixturevalue("smollm2_files")
     else:
         files = _tiny(name, tmp_path_factory.mktemp(name))
     threads = torch.get_num_threads()

@@ -5,17 +5,6 @@ from collections.abc import Iterator
 import pytest
 from model_reference import threads
 
-from engine.errors import ModelError
-from engine.model.library import ModelFiles, resolve
-
-
-@pytest.fixture(scope="session")
-def smollm2_files() -> ModelFiles:
-    try:
-        return resolve("smollm2", download=False)
-    except ModelError as error:
-        pytest.skip(f"needs smollm2: {error}")
-
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:

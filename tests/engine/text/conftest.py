@@ -8,20 +8,11 @@ from typing import Any
 import pytest
 from text_helpers import shared
 
-from engine.errors import ModelError
-from engine.model.library import ModelFiles, resolve
+from engine.model.library import ModelFiles
 from engine.text.template import ChatTemplate, load_template
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 
 SESSIONS = 12
-
-
-@pytest.fixture(scope="session")
-def smollm2_files() -> ModelFiles:
-    try:
-        return resolve("smollm2", download=False)
-    except ModelError as error:
-        pytest.skip(f"needs smollm2 (trunkline pull smollm2): {error}")
 
 
 @pytest.fixture(scope="session")
