@@ -1,11 +1,17 @@
-"""What is where: blocks of bytes in memories and files. Does not know tokens, trees, eviction order or torch.
+"""What is where: blocks of bytes in memories and files. Does not know tokens, trees, eviction order or torch."""
 
-So far: the slot allocator (`slots.py`) and the outcomes of a look-up and a copy (`tier.py`), which the device
-pool uses; the tiers below HBM plug in here.
-"""
-
-from tiers.errors import SlotError, TierError
+from tiers.errors import BadRecordError, DirectoryError, DirectoryInUseError, NoSpaceError, SlotError, TierError
+from tiers.fence import Device, DeviceCopies
+from tiers.nvme import Nvme, Recovered
+from tiers.ram import HostMemory
+from tiers.record import Geometry, RecordName
 from tiers.slots import SlotAllocator, SlotState
-from tiers.tier import CopyOutcome, Look, Tier
+from tiers.store import TieredStore
+from tiers.tier import Landed, Place
+from tiers.worker import ThreadWorker, Wake, Worker
 
-__all__ = ["CopyOutcome", "Look", "SlotAllocator", "SlotError", "SlotState", "Tier", "TierError"]
+__all__ = [
+    "BadRecordError", "Device", "DeviceCopies", "DirectoryError", "DirectoryInUseError", "Geometry", "HostMemory",
+    "Landed", "NoSpaceError", "Nvme", "Place", "RecordName", "Recovered", "SlotAllocator", "SlotError", "SlotState",
+    "ThreadWorker", "TierError", "TieredStore", "Wake", "Worker",
+]

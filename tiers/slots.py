@@ -74,6 +74,19 @@ class SlotAllocator:
             self._expect(slot, SlotState.FILLING)
             self._state[slot] = SlotState.READY
 
+    def claim(self, slots: Iterable[int]) -> None:
+        """Empty slots that have been found to hold bytes (after a restart): ready."""
+        found = set(slots)
+        for slot in found:
+            self._expect(slot, SlotState.EMPTY)
+            self._state[slot] = SlotState.READY
+        if found:
+            self._free = [slot for slot in self._free if slot not in found]
+
+    def ready_slots(self) -> set[int]:
+        """Every slot that may be read (for audits)."""
+        return {i for i, s in enumerate(self._state) if s == SlotState.READY}
+
     def abort(self, slots: Iterable[int]) -> None:
         """They will not be written after all: empty again."""
         for slot in sorted(slots, reverse=True):  # so that they are handed out again in order
