@@ -176,7 +176,7 @@ def _leases(parts: Parts) -> Iterator[str]:
     for lease in parts.holds.open():
         if lease.block < 0:
             continue
-        if not parts.blocks.resident[lease.block] & (1 << TOP):
+        if lease.reach < 0 and not parts.blocks.resident[lease.block] & (1 << TOP):
             yield f"{lease!r} stands on block {lease.block}, which is not in {parts.tiers[TOP]}"
         if parts.blocks.depth[lease.block] + 1 != lease.depth:
             yield f"{lease!r} has depth {lease.depth}, its block another"

@@ -129,6 +129,7 @@ class Blocks:
         """Give a block's id back; it is resident nowhere."""
         assert not self.resident[block], f"block {block} is freed while resident"
         self.queued[block] = 0
+        self.born[block] = 0  # nobody's, until it is handed out again
         if self._digest is not None:
             at = block * DIGEST_BYTES
             self._digest[at : at + DIGEST_BYTES] = _NO_DIGEST

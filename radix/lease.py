@@ -36,7 +36,8 @@ class LeaseInfo(NamedTuple):
 class Lease:
     """An admitted request's hold. Made by `RadixTree.lease`; ends once, by `release`."""
 
-    __slots__ = ("_tree", "block", "confirmed", "depth", "owner", "path", "released", "serial", "since")
+    __slots__ = ("_tree", "block", "confirmed", "depth", "owner", "path", "reach", "released", "serial",
+                 "since")  # fmt: skip
 
     def __init__(self, tree: RadixTree, serial: int, owner: str, path: Path, since: float) -> None:
         self._tree = tree
@@ -45,6 +46,7 @@ class Lease:
         self.path = path
         self.since = since
         self.block = -1  # the block it stands on; -1: nothing is covered yet
+        self.reach = -1  # the block below the top tier that it stands on, if it does
         self.depth = 0  # blocks up to and with that one
         self.confirmed = False
         self.released = False

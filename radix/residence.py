@@ -131,6 +131,8 @@ class Residence:
                 if self._spare[lower]:  # they have just become copies
                     there = ids[(self.blocks.resident_v[ids] & (1 << lower)) != 0]
                     for block in there.tolist():
+                        # Under a lease it is offered when that ends: as what it is then, not by an older entry.
+                        self.blocks.queued[block] &= ~(1 << lower)
                         self.offer(lower, block, again=True)
 
     def leave(self, tier: int, block: int) -> int:
@@ -197,6 +199,13 @@ class Residence:
             self.leaving[tier][block] = slot
             chosen.append((block, slot))
         return chosen
+
+    def unchoose(self, tier: int, block: int, slot: int) -> None:
+        """Take back a choice as if it had not been made; in the opposite order of choosing."""
+        del self.leaving[tier][block]
+        node = self.nodes[self.blocks.node[block]]
+        at = self.blocks.depth[block] - node.start
+        self.place(tier, node, at, at + 1, np.array([slot], np.int32))
 
     def left(self, tier: int, block: int) -> bool:
         """The block's leaving is done. False if it was not leaving."""

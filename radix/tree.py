@@ -40,6 +40,7 @@ from radix.path import (
     TailNotKept,
     Victim,
 )
+from radix.recover import Record, Recovery, recover
 from radix.residence import TOP, Residence
 from radix.tails import Tails
 from radix.uses import Uses
@@ -72,6 +73,7 @@ class RadixTree:
         self.tiers = tuple(tiers)
         self._stride = block_size * TOKEN_BYTES
         self._clock = clock
+        self._began = clock()
         self._blocks = Blocks(len(tiers), capacity)
         self._nodes = Nodes()
         self._roots: dict[bytes, Root] = {}
@@ -113,6 +115,64 @@ class RadixTree:
         bits: npt.NDArray[np.uint8] = self._blocks.resident_v[path.known]
         return bits
 
+    def reach(self, path: Path) -> int:
+        """How many of `path.known`, from the head without a hole, are in some tier."""
+        rest = self._blocks.resident_v[path.known[path.n_blocks :]]
+        holes = np.flatnonzero(rest == 0)
+        return path.n_blocks + (int(holes[0]) if len(holes) else len(rest))
+
+    def path_to(self, block: int) -> Path:
+        """From the root to a known block: `known` are all ids, holes among them."""
+        parts: list[IntArray] = []
+        node: Node | None = self._nodes[self._blocks.node[block]]
+        assert node is not None
+        upto = self._blocks.depth[block] + 1 - node.start
+        n_top, whole = 0, True
+        while node is not None and node.parent is not None:
+            parts.append(node.blocks[:upto])
+            there = min(node.resident[TOP], upto)
+            n_top, whole = (there, False) if there < upto else (n_top + there, whole)
+            node = node.parent
+            upto = node.n
+        assert isinstance(node, Root)
+        ids = np.concatenate(parts[::-1])
+        last = int(ids[n_top - 1]) if n_top else -1
+        size = self.block_size
+        return Path(Namespace(node.name), ids, n_top, n_top * size, len(ids) * size, last,
+                    self._blocks.born[last] if n_top else 0)  # fmt: skip
+
+    # One block, by its id. An id comes back after the block was forgotten; (id, born) names it for good.
+
+    def where(self, block: int) -> int:
+        """A bit for each tier that it is in (bit 0: the top one), less those that it is leaving."""
+        return self._blocks.resident[block]
+
+    def slot(self, tier: str, block: int) -> int:
+        """Its slot in the tier; -1 where it is not there."""
+        return self._blocks.slot[self._residence.index(tier)][block]
+
+    def leaving_slot(self, tier: str, block: int) -> int | None:
+        """The slot that a victim has until it is reported; None for others."""
+        return self._residence.leaving[self._residence.index(tier)].get(block)
+
+    def born(self, block: int) -> int:
+        return self._blocks.born[block]
+
+    def is_still(self, block: int, born: int) -> bool:
+        """Whether the id still names the block that was born then."""
+        return self._blocks.born[block] == born
+
+    def is_leased(self, block: int) -> bool:
+        return self._residence.is_leased(block)
+
+    def uses(self, block: int) -> int:
+        """How many leases found it."""
+        return self._residence.facts(block).uses
+
+    def tokens(self, block: int) -> bytes:
+        """Its tokens, int32 little-endian."""
+        return self._tokens_of(block)
+
     def resident(self, tier: str) -> int:
         """Blocks in the tier, without those that are leaving."""
         return self._residence.total[self._residence.index(tier)]
@@ -132,9 +192,13 @@ class RadixTree:
 
     def digests(self, path: Path) -> list[bytes]:
         """The names of `path.blocks` outside the process; computed once each."""
+        return self.names(path)[: path.n_blocks]
+
+    def names(self, path: Path) -> list[bytes]:
+        """The names of all of `path.known` outside the process; computed once each."""
         parent = path.namespace.root
         names = []
-        for block in path.blocks.tolist():
+        for block in path.known.tolist():
             name = self._blocks.digest(block)
             if name is None:
                 name = block_digest(parent, self._tokens_of(block))
@@ -181,8 +245,10 @@ class RadixTree:
 
     # ---------------------------------------------------------------- using
 
-    def lease(self, path: Path, owner: str, *, counted: bool | None = True) -> Lease:
+    def lease(self, path: Path, owner: str, *, counted: bool | None = True, reach: int | None = None) -> Lease:
         """Hold a path, its partial block too. Raises StalePathError.
+
+        With `reach`, it covers so many of `path.known`, whichever tier they are in: none of them leaves any.
 
         This is what counts as a use, and makes the path young. With `counted` False it is no hit (a preempted
         request comes back to its own blocks). With None it is neither until `Lease.confirm` (an admission that
@@ -190,7 +256,11 @@ class RadixTree:
         """
         self._uses.check(path)
         lease = Lease(self, self._holds.next_serial(), owner, path, self._clock())
-        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
+        if reach is not None and reach > path.n_blocks:
+            lease.reach = int(path.known[reach - 1])
+            self._holds.stand(lease, lease.reach)
+        else:
+            self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
         if counted is not None:
             lease.confirm(counted=counted)
         return lease
@@ -205,8 +275,11 @@ class RadixTree:
     def move_lease(self, lease: Lease, path: Path) -> None:
         """`Lease.advance`."""
         self._uses.check(path)
-        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
         lease.path = path
+        if lease.reach >= 0 and self._blocks.depth[lease.reach] >= path.n_blocks:
+            return  # it still holds what is to be reached
+        lease.reach = -1
+        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
 
     def end_lease(self, lease: Lease) -> None:
         """`Lease.release`."""
@@ -214,9 +287,13 @@ class RadixTree:
             self._uses.touch(lease.path, self._clock(), 0)
         self._holds.end(lease)
 
-    def touch(self, path: Path) -> None:
-        """The path is wanted: it is younger from now on. Raises StalePathError."""
+    def touch(self, path: Path, reach: int | None = None) -> None:
+        """The path is wanted: it is younger from now on, with `reach` so many of its known blocks.
+        Raises StalePathError."""
         self._uses.check(path)
+        if reach is not None and reach > path.n_blocks:
+            end = int(path.known[reach - 1])
+            path = path._replace(end=end, born=self._blocks.born[end], partial=None)
         self._uses.touch(path, self._clock(), 0)
 
     def _end_of(self, path: Path) -> tuple[Node, int]:
@@ -363,6 +440,46 @@ class RadixTree:
         node = self._nodes[self._blocks.node[block]]
         return len(node.tokens) // TOKEN_BYTES if node.is_tail else self.block_size
 
+    def coming(self, tier: str, n: int) -> list[Victim]:
+        """What `victims` would choose now; nothing changes."""
+        t = self._residence.index(tier)
+        chosen = self._residence.choose(t, n)
+        victims = [Victim(block, slot, self._n_tokens(block)) for block, slot in chosen]
+        for block, slot in reversed(chosen):
+            self._residence.unchoose(t, block, slot)
+        return victims
+
+    def lost(self, tier: str, blocks: Iterable[int], reason: str) -> None:
+        """Copies in a lower tier turned out bad: they are not there any more, whatever lies behind them (which
+        leaves a hole). Not for leased blocks. The caller frees the slots."""
+        t = self._residence.index(tier)
+        if t == TOP:
+            raise ResidenceError(f"a block can't be lost from {tier}: computation reads it there")
+        self._drop(t, blocks, reason)
+
+    def recover(self, tier: str, records: Iterable[Record]) -> Recovery:
+        """What a restart found in a tier: known again, parents before children."""
+        return recover(self, self._residence.index(tier), records)
+
+    def before_now(self, order: int) -> float:
+        """A time before this tree began, in the order of `order`."""
+        return self._began - 1.0 / (1.0 + order)
+
+    def adopt_found(self, root: bytes, parent: int, t: int, tokens: bytes, slots: IntArray, when: float) -> IntArray:
+        """A run of blocks of `recover`, behind a known one (-1: the root); ids of it."""
+        if parent < 0:
+            node: Node | None = self._roots.get(root)
+            if node is None:
+                node = self._roots[root] = Root(root, len(self.tiers))
+        else:
+            node = self._nodes[self._blocks.node[parent]]
+            at = self._blocks.depth[parent] + 1 - node.start
+            if at < node.n:
+                node = self._edges.split(node, at)
+        owner, first = self._edges.grow(node, tokens, len(slots), when)
+        self._residence.place(t, owner, first, owner.n, slots)
+        return owner.blocks[first:]
+
     def kept(self, tier: str, blocks: Iterable[int]) -> list[int]:
         """Victims that were not dropped after all are in their slots as before. Parents first. Returns slots
         of tails that they repeat, for the caller to free."""
@@ -408,7 +525,10 @@ class RadixTree:
         """Blocks are in `tier` no more: victims, or any that nobody holds and that have no child there (then the
         caller frees their slots). What is in no tier becomes a ghost."""
         t = self._residence.index(tier)
-        now = self._clock()
+        self._drop(t, blocks, reason)
+
+    def _drop(self, t: int, blocks: Iterable[int], reason: str) -> None:
+        now, tier = self._clock(), self.tiers[t]
         ghost = Ghost(now, tier, reason)
         n = 0
         for block in blocks:
