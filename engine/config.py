@@ -53,6 +53,46 @@ def parse_size(text: str) -> int:
     return size
 
 
+def _size_or_none(text: str) -> int:
+    """A size, or 0: none of it."""
+    if re.fullmatch(r"\s*0+\s*[A-Za-z]*\s*", text):
+        return 0
+    try:
+        return parse_size(text)
+    except _Bad as e:
+        raise _Bad(f"{e}; or 0 for none") from None
+
+
+def _rate(text: str) -> int:
+    """Bytes a second."""
+    try:
+        return parse_size(re.sub(r"\s*/\s*s\s*$", "", text))
+    except _Bad:
+        raise _Bad("bytes a second such as 64MB/s or 1GiB/s") from None
+
+
+_SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+#: A year: longer waits are typos, and sums of times stay exact.
+MOST_SECONDS = 366 * 86400.0
+
+
+def _duration(text: str) -> float:
+    """Seconds in `text`: 600, 10m, 2s, 500ms, 1.5h."""
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].lower() not in _SECONDS or (
+            not (seconds := float(found[1]) * _SECONDS[found[2].lower()]) <= MOST_SECONDS):
+        raise _Bad("a time such as 600, 500ms, 2s, 10m or 1h (a number alone is seconds; a year at most)")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` for a person, exactly: the largest unit that gives a whole number."""
+    for unit, name in ((3600, "h"), (60, "m")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:g}{name}"
+    return f"{seconds:g}s" if seconds >= 1 or not seconds else f"{1000 * seconds:g}ms"
+
+
 def format_size(size: int) -> str:
     """`size` bytes for a person, exactly: the largest unit that divides it."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -168,6 +208,29 @@ class ServeConfig:
     hbm: int = _option(
         2**30, parse_size, "the size of the KV pool on the device (plain RAM where there is no GPU), "
         "allocated at start", metavar="SIZE", show=format_size)
+    ram: int = _option(
+        0, _size_or_none, "the size of the RAM tier below --hbm, allocated at start; without a GPU both are the same "
+        "memory, so a larger --hbm serves better, and this is there to be tried", metavar="SIZE",
+        default_text="0: none", show=lambda size: format_size(size) if size else "0: none")
+    nvme: Path | None = _option(
+        None, _path, "a folder on a local disk for the NVMe tier: what no longer fits goes there, and a restart finds "
+        "it again; one server owns it", metavar="DIR", default_text="none")
+    nvme_size: int | None = _option(
+        None, parse_size, "the most that --nvme may hold, all models together", metavar="SIZE",
+        default_text="none; needed with --nvme", show=format_size)
+    persist_within: float = _option(
+        2.0, _duration, "how soon a block that a restart should find is written to --nvme, at the latest",
+        metavar="TIME", show=format_duration)
+    nvme_write_limit: int | None = _option(
+        None, _rate, "the most that is written to --nvme in a second, on average (flash wears)", metavar="RATE",
+        default_text="as much as there is", show=lambda rate: f"{format_size(rate)}/s")
+    session_idle: float = _option(
+        600.0, _duration, "how long after its last request a conversation counts as open: what is open is persisted",
+        metavar="TIME", show=format_duration)
+    secret_file: Path | None = _option(
+        None, _path, "the server's secret, which keeps tenants' cache salts apart: 32 bytes or more that nobody else "
+        "can read, made when missing; the same on all replicas that share blocks", metavar="FILE",
+        default_text="`secret` in the cache folder")
     dtype: Literal["auto", "bfloat16", "float32"] = _option(
         "auto", _one_of("auto", "bfloat16", "float32"),
         "the type of weights and KV: bfloat16, float32, or auto (bfloat16 where this CPU is fast in it, else "
@@ -246,7 +309,21 @@ def resolve(given: Mapping[str, Any], env: Mapping[str, str] | None = None) -> S
         for name, value in raw.items():
             values[name] = _parse(OPTIONS[name], value, source)
             sources[name] = source
-    return ServeConfig(**values, sources=sources, notes=_notes(env))  # type: ignore[arg-type]
+    config = ServeConfig(**values, sources=sources, notes=_notes(env))  # type: ignore[arg-type]
+    _check_together(config)
+    return config
+
+
+def _check_together(config: ServeConfig) -> None:
+    """Options that need each other."""
+    if config.nvme is not None and config.nvme_size is None:
+        raise ConfigError(f"--nvme {config.nvme} needs --nvme-size, the most that it may hold, such as "
+                          f"--nvme-size 20GiB", param="nvme_size")
+    for name in ("nvme_size", "nvme_write_limit"):
+        if config.nvme is None and getattr(config, name) is not None:
+            option = OPTIONS[name]
+            raise ConfigError(f"{option.flag} {option.show(getattr(config, name))} (from the {config.sources[name]}) "
+                              f"does nothing without --nvme DIR, the folder that it is about", param=name)
 
 
 def _layers(given: Mapping[str, Any], env: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:

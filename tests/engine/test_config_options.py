@@ -11,6 +11,7 @@ from engine.config import (
     ServeConfig,
     add_arguments,
     banner,
+    format_duration,
     format_size,
     parse_size,
     resolve,
@@ -57,8 +58,13 @@ OTHERS: dict[str, tuple[str, object]] = {
     "max_context": ("2048", 2048), "block_size": ("32", 32), "step_tokens": ("256", 256),
     "max_running": ("4", 4), "max_waiting": ("7", 7), "threads": ("2", 2), "device": ("cpu", "cpu"),
     "chat_template": ("t.jinja", Path("t.jinja")), "api_key": ("k", ("k",)), "max_body": ("1MiB", 2**20),
-    "log_level": ("debug", "debug"),
+    "log_level": ("debug", "debug"), "ram": ("256MiB", 2**28), "nvme": ("cache", Path("cache")),
+    "nvme_size": ("20GiB", 20 * 2**30), "persist_within": ("500ms", 0.5), "nvme_write_limit": ("64MB/s", 64_000_000),
+    "session_idle": ("1h", 3600.0), "secret_file": ("key", Path("key")),
 }
+#: What must be given beside an option, or it is refused.
+WITH = {"nvme": {"nvme_size": "1GiB"}, "nvme_size": {"nvme": "cache"},
+        "nvme_write_limit": {"nvme": "c", "nvme_size": "1GiB"}}
 
 
 def test_each_option_by_command_line_environment_and_file(tmp_path: Path) -> None:
@@ -66,12 +72,15 @@ def test_each_option_by_command_line_environment_and_file(tmp_path: Path) -> Non
     assert {f.name for f in fields(ServeConfig)} - {"sources", "notes"} == OPTIONS.keys()
     for name, (text, value) in OTHERS.items():
         option = OPTIONS[name]
-        assert getattr(from_cli(option.flag, text), name) == value
-        by_env = from_cli(env={option.env: text})
+        beside = WITH.get(name, {})
+        flags = [word for other, said in beside.items() for word in (OPTIONS[other].flag, said)]
+        assert getattr(from_cli(option.flag, text, *flags), name) == value
+        by_env = from_cli(*flags, env={option.env: text})
         assert getattr(by_env, name) == value
-        assert by_env.sources == {name: f"environment, {option.env}"}
+        assert by_env.sources[name] == f"environment, {option.env}"
+        assert by_env.sources.keys() == {name, *beside}
         file = tmp_path / f"{name}.toml"
-        file.write_text(f'{name.replace("_", "-")} = "{text}"\n')
+        file.write_text("".join(f'{n.replace("_", "-")} = "{t}"\n' for n, t in {name: text, **beside}.items()))
         by_file = from_cli("--config", str(file))
         assert getattr(by_file, name) == value
         assert by_file.sources[name] == f"file {file}"
@@ -188,3 +197,45 @@ def test_a_hostile_file_is_refused_without_a_traceback(tmp_path: Path, toml: str
 def test_a_config_file_named_in_the_environment_is_said_to_come_from_there() -> None:
     with pytest.raises(ConfigError, match=r"from the environment, TRUNKLINE_CONFIG"):
         from_cli(env={"TRUNKLINE_CONFIG": "~no-such-user/x"})
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("2", 2.0), ("0.5", 0.5), ("2s", 2.0), ("500ms", 0.5), ("10m", 600.0), ("1.5h", 5400.0), ("0", 0.0),
+    ("10 min", 600.0)])
+def test_times_with_units(text: str, seconds: float) -> None:
+    assert from_cli("--session-idle", text).session_idle == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1d", "nan", "inf", "1e3", "400000000", "10m 5s"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--session-idle.*500ms, 2s, 10m"):
+        from_cli(f"--session-idle={text}")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(600.0, "10m"), (2.0, "2s"), (0.5, "500ms"), (90.0, "90s"), (0.0, "0s")])
+def test_times_are_shown_exactly(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_ram_may_be_none() -> None:
+    assert from_cli("--ram", "0").ram == 0
+    assert from_cli("--ram", "0GiB").ram == 0
+    with pytest.raises(ConfigError, match=r"--ram: 'much'.*or 0 for none"):
+        from_cli("--ram", "much")
+
+
+def test_a_folder_for_the_nvme_tier_needs_a_size() -> None:
+    with pytest.raises(ConfigError, match=r"--nvme cache needs --nvme-size.*--nvme-size 20GiB"):
+        from_cli("--nvme", "cache")
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--nvme-size", "1GiB"), ("--nvme-write-limit", "64MB/s")])
+def test_what_is_said_of_an_nvme_tier_needs_its_folder(flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{flag} .*does nothing without --nvme DIR"):
+        from_cli(flag, value)
+
+
+@pytest.mark.parametrize("text", ["fast", "64MB/m", "0", "-1MB/s"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--nvme-write-limit.*64MB/s"):
+        from_cli("--nvme", "c", "--nvme-size", "1GiB", f"--nvme-write-limit={text}")
