@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import engine.errors as errors
@@ -26,11 +27,14 @@ log = logging.getLogger("trunkline.core")
 
 #: What the core reads of the configuration.
 CORE_FIELDS = ("model", "hbm", "dtype", "max_context", "block_size", "step_tokens", "max_running", "max_waiting",
-               "threads", "device")
+               "threads", "device", "ram", "nvme", "nvme_size", "persist_within", "nvme_write_limit", "session_idle")
 #: Seconds between a death and the next start: doubled for each death in a row, back to the first after a
 #: core lived for HEALTHY_S.
 RESTART_FIRST_S, RESTART_LAST_S, HEALTHY_S = 0.2, 30.0, 60.0
-#: Seconds that a core gets to end after its socket closed. It has nothing to save, and may be in a long step.
+#: Seconds that a core gets to write what it has not persisted, before the server ends.
+FLUSH_S = 20.0
+#: Seconds that a core gets to end after its socket closed. It has flushed, or has nothing to save, and may be in a
+#: long step.
 END_S = 2.0
 READ_BYTES = 1 << 20
 #: How often a thread of the core looks again before it sleeps (libgomp's own choice is 100 times more or so).
@@ -40,14 +44,16 @@ SPINS = "10000"
 class CoreClient:
     """One core process. `state` is "loading", "ready" or "dead" (it died, and is being started again)."""
 
-    def __init__(self, config: ServeConfig, command: list[str] | None = None) -> None:
+    def __init__(self, config: ServeConfig, command: list[str] | None = None, *, secret_check: bytes = b"") -> None:
         self.state = "loading"
         self.info: CoreInfo | None = None
         self.deaths = 0
         self._command = command or [sys.executable, "-m", "engine.core.process"]
-        self._config = {name: getattr(config, name) for name in CORE_FIELDS}
+        self._config = {name: _plain(getattr(config, name)) for name in CORE_FIELDS}
+        self._secret_check = secret_check
         self._streams: dict[str, asyncio.Queue[Delta | TrunklineError]] = {}
         self._replies: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._flushed: asyncio.Future[tuple[int, int]] | None = None
         self._started: asyncio.Future[CoreInfo] = asyncio.get_running_loop().create_future()
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -98,6 +104,25 @@ class CoreClient:
         finally:
             self._replies.pop(key, None)
         return {**message["stats"], "audit": message["audit"]} if audit else dict(message["stats"])
+
+    async def flush(self) -> tuple[int, int] | None:
+        """Have what a restart should find written: (blocks written by this, blocks that there was no time for).
+
+        The end of the core: requests that still run get an EngineError, later ones LoadingError. None where nothing
+        is persisted, or the core did not answer in FLUSH_S.
+        """
+        if self.state != "ready" or self.info is None or "nvme" not in self.info.tiers:
+            return None
+        self._send({"op": "flush", "seconds": FLUSH_S})
+        self._closing = True
+        self._flushed = asyncio.get_running_loop().create_future()
+        for stream in self._streams.values():
+            stream.put_nowait(_shutting_down())
+        try:
+            # The core looks at its clock; the rest is for the step that it may be in and the table of each segment.
+            return await asyncio.wait_for(self._flushed, FLUSH_S + END_S)
+        except (TimeoutError, EngineError):
+            return None
 
     async def close(self) -> None:
         """End the core process. What is running gets an EngineError."""
@@ -175,7 +200,7 @@ class CoreClient:
         self._writer = writer
         frames = FrameReader()
         try:
-            self._send({"config": self._config})
+            self._send({"config": self._config, "secret_check": self._secret_check})
             while data := await reader.read(READ_BYTES):
                 for message in frames.feed(data):
                     self._handle(message)
@@ -188,6 +213,8 @@ class CoreClient:
         finally:
             writer.close()
             self._writer = None
+            if self._flushed is not None and not self._flushed.done():
+                self._flushed.set_exception(EngineError("the core ended before it had flushed"))
         if not self._closing and not self._started.done():
             raise EngineStartError(await self._reap())
 
@@ -215,6 +242,9 @@ class CoreClient:
                 reply = self._replies.get(message["id"])
                 if reply is not None and not reply.done():
                     reply.set_result(message)
+            case "flushed":
+                if self._flushed is not None and not self._flushed.done():
+                    self._flushed.set_result((message["blocks"], message["left"]))
             case "failed":
                 kind = getattr(errors, message["error"], StartError)
                 raise kind(message["message"]) if issubclass(kind, StartError) else StartError(message["message"])
@@ -260,6 +290,12 @@ class EngineStartError(StartError):
                          f"its last words are above")
 
 
-async def start_core(config: ServeConfig) -> CoreClient:
-    """Start the core process; returns at once, in state "loading"."""
-    return CoreClient(config)
+def _plain(value: object) -> object:
+    """As msgpack can carry it."""
+    return str(value) if isinstance(value, Path) else value
+
+
+async def start_core(config: ServeConfig, secret_check: bytes = b"") -> CoreClient:
+    """Start the core process; returns at once, in state "loading". `secret_check` tells the server's secret from
+    another (`engine/api/secret.py`)."""
+    return CoreClient(config, secret_check=secret_check)

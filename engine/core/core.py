@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.core.cache import HBM, BlockCache
 from engine.core.counters import Counters
 from engine.core.layout import Rows
-from engine.core.messages import Delta, GenerateRequest
+from engine.core.messages import Delta, GenerateRequest, Usage
 from engine.core.request import BYTES_PER_ID, Request, State
 from engine.core.scheduler import Plan, Scheduler
 from engine.errors import ContextLengthError, OverloadedError, RequestError, TrunklineError
@@ -50,6 +50,9 @@ class Core:
         self.on_logits = on_logits
         self.requests: dict[str, Request] = {}
         self.counters = Counters()
+        self.tiers = (HBM,) if self.cache.lower is None else self.cache.lower.tiers()
+        if self.cache.lower is not None:
+            self.cache.lower.spills.recompute_s = self.counters.recompute_s
         self.block_bytes = block_bytes
 
     # -- in ----------------------------------------------------------------------------------------------
@@ -62,6 +65,7 @@ class Core:
         request = Request(
             id=asked.id, namespace=self.cache.namespace(self.fingerprint, b"", asked.namespace),
             prompt=asked.ids, tokens=bytearray(asked.ids), prompt_tokens=len(asked.ids) // BYTES_PER_ID, sampling=s,
+            usage=Usage(cached=dict.fromkeys(self.tiers, 0)),
             seed=secrets.randbits(63) if s.seed is None else s.seed, arrived=self.clock(), stop_ids=stop_ids)
         self.requests[asked.id] = request
         self.scheduler.add(request)
@@ -75,6 +79,28 @@ class Core:
 
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    def next_due(self) -> float | None:
+        """Seconds until `tend` has something to do though no request comes and no copy ends; None: never."""
+        return None if self.cache.lower is None else self.cache.lower.next_due()
+
+    @property
+    def wake_fd(self) -> int | None:
+        """Readable when a copy has ended."""
+        return None if self.cache.lower is None else self.cache.lower.store.wake.fd
+
+    def tend(self) -> None:
+        """What goes on between steps when there are none: copies that end, blocks to persist."""
+        self.scheduler.note_restores()
+
+    def flush(self, seconds: float) -> tuple[int, int]:
+        """Before an orderly end: persist what is not yet. Returns blocks written, and paths left."""
+        return (0, 0) if self.cache.lower is None else self.cache.lower.flush(seconds)
+
+    def close(self) -> None:
+        """Nothing is asked of this core any more: its folder is let go."""
+        if self.cache.lower is not None:
+            self.cache.lower.close()
 
     # -- a step ------------------------------------------------------------------------------------------
 
@@ -101,13 +127,11 @@ class Core:
 
     def stats(self) -> dict[str, Any]:
         """What /v1/cache/stats shows (plain numbers and texts)."""
-        slots, tree = self.cache.slots, self.cache.tree
+        lower = self.cache.lower
         return {
-            "tiers": {HBM: {"slots": slots.capacity, "used": slots.used_count, "free": slots.free_count,
-                            "evictable": tree.evictable(HBM), "resident": tree.resident(HBM),
-                            "bytes": slots.capacity * self.block_bytes,
-                            "used_bytes": slots.used_count * self.block_bytes}},
-            "tree": tree.stats(),
+            "tiers": {tier: self.cache.tier_facts(tier, self.block_bytes) for tier in self.tiers},
+            **({} if lower is None else lower.facts()),
+            "tree": self.cache.tree_facts(),
             "requests": {"running": len(self.scheduler.running), "waiting": self.scheduler.n_waiting(),
                          "flights": len(self.scheduler.flights),
                          "joined_flights": self.scheduler.flights.joined,
@@ -193,8 +217,8 @@ class Core:
         problems = []
         for r in self.scheduler.running:
             assert r.path is not None
-            held |= set(r.table[r.path.n_blocks:])
-            if r.state is not State.RUNNING:
+            held |= set(r.table[max(r.path.n_blocks, r.restored_to // self.cache.block_size):])
+            if r.state is not (State.RUNNING if r.restore is None else State.RESTORING):
                 problems.append(f"request {r.id} is in the running set and {r.state.value}")
         return problems + self.cache.audit(held)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,10 @@ class Counters:
             self.decode_step_ms = self._average(self.decode_step_ms, seconds * 1000)
         elif n - decodes >= 64 and seconds > 0:
             self.prefill_tok_s = self._average(self.prefill_tok_s, n / seconds)
+
+    def recompute_s(self, tokens: int) -> float:
+        """Seconds to compute so many tokens at the measured speed; infinite while nothing was measured."""
+        return tokens / self.prefill_tok_s if self.prefill_tok_s else math.inf
 
     def ended(self, request: Request, how: FinishReason | None) -> None:
         self.finished += how in ("stop", "length")

@@ -32,7 +32,8 @@ class Usage:
     """Where the prompt's tokens came from: sum(cached) + sum(computed) == prompt_tokens, always.
 
     It is filled in at the first admission; a request that ends before that has zeros throughout. The keys of
-    `computed` are the miss reasons: never_seen, evicted, block_rounding, last_token.
+    `computed` are the miss reasons: never_seen, evicted, load_failed, block_rounding, last_token.
+    `cached` has a key for each tier that the core has.
     """
 
     prompt_tokens: int = 0
@@ -66,7 +67,7 @@ class Delta:
 
 @dataclass(slots=True, frozen=True)
 class CoreInfo:
-    """What the core says of itself once it is ready."""
+    """What the core says of itself once it is ready. `notes` are for who started it."""
 
     model: str
     architecture: str
@@ -78,6 +79,13 @@ class CoreInfo:
     pool_blocks: int
     pool_bytes: int
     load_s: float
+    tiers: list[str] = field(default_factory=lambda: ["hbm"])
+    ram_bytes: int = 0
+    ram_blocks: int = 0
+    nvme_bytes: int = 0
+    nvme_blocks: int = 0
+    recovered_blocks: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 def pack_request(request: GenerateRequest) -> dict[str, Any]:

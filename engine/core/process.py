@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from engine.config import ServeConfig
@@ -25,6 +26,8 @@ from engine.core.messages import Delta, pack_delta, unpack_request
 from engine.errors import StartError, TrunklineError
 
 READ_BYTES = 1 << 20
+#: With requests that can't go on, the longest sleep between two looks.
+WAITING_NAP_S = 0.1
 
 
 class Gone(Exception):
@@ -42,15 +45,22 @@ class CoreLoop:
         self._core = core
         self._reader = FrameReader()
         self._out = bytearray()
+        self._flushed = False
         sock.setblocking(False)
 
     def run(self) -> None:
         """Until the other side goes away."""
+        busy = False
         while True:
-            self._exchange(wait=not self._core.has_work())
+            self._exchange(wait=not busy)
+            if self._flushed:
+                continue  # the end is near: only the socket's is waited for
             if not self._core.has_work():
+                self._core.tend()
+                busy = False
                 continue
             deltas = self._step()
+            busy = bool(deltas)  # else all that is left waits for a copy, and there is nothing to compute
             if deltas:
                 self._send({"op": "deltas", "deltas": [pack_delta(d) for d in deltas]})
 
@@ -65,12 +75,15 @@ class CoreLoop:
             return failed
 
     def _exchange(self, *, wait: bool) -> None:
-        """Read and write whatever is possible now; sleep until there is something if `wait`."""
-        readable, writable, _ = select.select(
-            [self._sock], [self._sock] if self._out else [], [], None if wait else 0)
+        """Read and write whatever is possible now; if `wait`, sleep until there is something, a copy has ended or
+        something is due."""
+        wake = None if self._flushed else self._core.wake_fd
+        sources: list[socket.socket | int] = [self._sock] if wake is None else [self._sock, wake]
+        nap = 0 if not wait else None if self._flushed else self._nap()
+        readable, writable, _ = select.select(sources, [self._sock] if self._out else [], [], nap)
         if writable:
             self._flush()
-        if not readable:
+        if self._sock not in readable:
             return
         try:
             data = self._sock.recv(READ_BYTES)
@@ -81,6 +94,11 @@ class CoreLoop:
         for message in self._reader.feed(data):
             self._handle(message)
 
+    def _nap(self) -> float | None:
+        """How long to sleep at most; requests that wait look again now and then, whatever they wait for."""
+        due = self._core.next_due()
+        return min(due or WAITING_NAP_S, WAITING_NAP_S) if self._core.has_work() else due
+
     def _handle(self, message: dict[str, Any]) -> None:
         match message["op"]:
             case "generate":
@@ -89,6 +107,11 @@ class CoreLoop:
                 delta = self._core.cancel(message["id"])
                 if delta is not None:
                     self._send({"op": "deltas", "deltas": [pack_delta(delta)]})
+            case "flush":
+                blocks, left = self._core.flush(message["seconds"])
+                self._core.close()
+                self._flushed = True
+                self._send({"op": "flushed", "blocks": blocks, "left": left})
             case "stats":
                 self._send({"op": "stats", "id": message["id"], "stats": self._core.stats(),
                             "audit": self._core.audit() if message.get("audit") else None})
@@ -115,15 +138,17 @@ class CoreLoop:
 
 
 def main(fd: int) -> int:
-    # A terminal's Ctrl-C reaches the whole group; the API process decides when the core ends.
+    # A terminal's Ctrl-C, or a service manager's SIGTERM, reaches the whole group; the API process decides when the
+    # core ends, after it has flushed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
-    config = ServeConfig(**_read_config(sock))
+    config, secret_check = _read_config(sock)
     threading.Thread(target=_end_with, args=(fd,), daemon=True).start()
     try:
         from engine.core.build import build_core  # here, so that a failed import is reported as well
 
-        built = build_core(config)
+        built = build_core(config, secret_check)
     except (StartError, MemoryError, ImportError, OSError, RuntimeError) as error:
         message = error.message if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, StartError):
@@ -151,14 +176,18 @@ def _end_with(fd: int) -> None:
     os._exit(0)
 
 
-def _read_config(sock: socket.socket) -> dict[str, Any]:
+def _read_config(sock: socket.socket) -> tuple[ServeConfig, bytes]:
+    """The options, and what tells the server's secret from another one."""
     reader = FrameReader()
     while True:
         data = sock.recv(READ_BYTES)
         if not data:
             raise SystemExit(0)
         for message in reader.feed(data):
-            return dict(message["config"])
+            options = dict(message["config"])
+            if options.get("nvme") is not None:
+                options["nvme"] = Path(options["nvme"])
+            return ServeConfig(**options), message.get("secret_check", b"")
 
 
 if __name__ == "__main__":

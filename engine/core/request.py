@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 from engine.core.messages import Sampling, Usage
 
 if TYPE_CHECKING:
+    from engine.core.account import Found
     from engine.core.flights import Flight
+    from engine.core.restores import Restore
     from radix import Lease, Path
 
 BYTES_PER_ID = 4
 
 
 class State(Enum):
-    """waiting → running (prefill, then decode) → finished; a waiter in a flight is still waiting."""
+    """waiting → (restoring) → running (prefill, then decode) → finished; a waiter in a flight is still waiting."""
 
     WAITING = "waiting"
     IN_FLIGHT = "in_flight"
+    RESTORING = "restoring"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -32,6 +35,8 @@ class Request:
     KV in the pool.
     `table` is the block table: the first `path.n_blocks` slots are the tree's, the others are ours alone.
     KV length = computed, and at most one token (the last sampled) has none: computed <= n_tokens.
+    While it is restoring, `restore` fills the slots from `computed` to `restored_to` tokens. `looked_ahead` are blocks
+    that were moved from NVMe to RAM for it.
     """
 
     id: str
@@ -49,6 +54,10 @@ class Request:
     path: Path | None = None
     lease: Lease | None = None
     flight: Flight | None = None
+    restore: Restore | None = None
+    restored_to: int = 0
+    found: Found | None = None
+    looked_ahead: set[int] = field(default_factory=set)
     usage: Usage = field(default_factory=Usage)
     counted: bool = False
     preempted: int = 0
@@ -61,8 +70,8 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens without KV; 1 in decode."""
-        return self.n_tokens - self.computed
+        """Tokens to compute; 1 in decode."""
+        return self.n_tokens - (self.restored_to or self.computed)
 
     @property
     def generated(self) -> int:

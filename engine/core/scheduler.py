@@ -5,7 +5,9 @@ remainder first, aged. What is cached costs nothing, and a waiter in a flight co
 the prompt does, else at a fixed absolute position (a multiple of CHUNK_GRAIN), if what is left of the budget
 reaches one.
 
-Admission takes the longest known prefix first, and age counts as known tokens do, so nobody waits for ever.
+Admission takes the longest known prefix first, and age counts as known tokens do, so nobody waits for ever. What
+is known below HBM is restored after admission, while others run; who waits for a copy that is under way holds up
+nobody.
 When a decode finds no slot, the request admitted last is preempted: its blocks stay in the tree, and it goes
 back to the front of the queue.
 """
@@ -13,11 +15,15 @@ back to the front of the queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from engine.core.cache import BlockCache
+from engine.core.account import Found, count
+from engine.core.cache import BlockCache, Room
 from engine.core.flights import Flights
 from engine.core.request import Request, State
+
+if TYPE_CHECKING:
+    from radix import Path
 
 #: Chunk ends are multiples of this, so that where a prompt is cut does not depend on who else is running.
 CHUNK_GRAIN = 64
@@ -63,17 +69,20 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
+        self.cache.look_ahead(request)
 
     def plan(self) -> Plan:
-        """The next step's work; empty when there is nothing to do."""
+        """The next step's work; empty when there is nothing to do (now: `add`, or a copy that lands, changes it)."""
+        self.note_restores()
         work: list[Work] = []
         preempted = self.preemptions
-        for request in [r for r in self.running if r.remaining == 1]:
+        decodes = [r for r in self.running if r.state is State.RUNNING and r.remaining == 1]
+        for request in decodes:
             if request.state is State.RUNNING and self._grow(request):
                 work.append(Work(request, 1, True))
         # A later request's growth may have preempted one that was planned already.
         work = [w for w in work if w.request.state is State.RUNNING]
-        decoding = {w.request for w in work}
+        decoding = set(decodes)
         copies: list[tuple[int, int]] = []
         if self.preemptions == preempted:  # else there is no room for who runs: nobody new comes in
             self._admit_all(self.step_tokens - len(work), decoding, copies)
@@ -89,7 +98,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """End a request in any state: leases end, its slots go back, what it computed stays known."""
-        if request.state is State.RUNNING:
+        if request.state in (State.RUNNING, State.RESTORING):
             self.running.remove(request)
             self.cache.release(request)
             self._requeue(self.flights.lost(request))
@@ -103,8 +112,11 @@ class Scheduler:
     # -- decode ------------------------------------------------------------------------------------------
 
     def _grow(self, request: Request) -> bool:
-        """A slot for the next token, if need be from whoever was admitted last."""
-        while not self.cache.grow(request):
+        """A slot for the next token, if need be from whoever was admitted last. False where it has to wait: for a
+        copy that will free one, or as the one that was preempted itself."""
+        while (room := self.cache.grow(request)) is not Room.NOW:
+            if room is Room.LATER:
+                return False
             victim = self.running[-1]
             self._preempt(victim)
             if victim is request:
@@ -122,13 +134,24 @@ class Scheduler:
         self.waiting.insert(0, request)
         self._requeue(woken)
 
+    def note_restores(self) -> None:
+        """Copies that ended are noted: who was restored goes on, who waited for it wakes."""
+        for restore in self.cache.tend():
+            request = restore.request
+            assert request is not None
+            request.state = State.RUNNING
+            if not request.counted:
+                assert request.found is not None
+                count(request, request.found, restore.tokens(self.cache.block_size))
+            self._requeue(self.flights.landed(request, request.computed // self.cache.block_size))
+
     # -- prefill -----------------------------------------------------------------------------------------
 
     def _fill(self, budget: int, decoding: set[Request], work: list[Work]) -> None:
         """Chunks of prefill, the shortest remainder first: a turn of 100 new tokens does not wait behind one of
         10,000, which age lets through."""
         now = self.clock()
-        prefills = [r for r in self.running if r not in decoding]
+        prefills = [r for r in self.running if r not in decoding and r.state is State.RUNNING]
         for request in sorted(prefills, key=lambda r: r.remaining - (now - r.arrived) * AGE_TOKENS_PER_S):
             if budget <= 0:
                 return
@@ -145,20 +168,24 @@ class Scheduler:
     def _admit_all(self, budget: int, decoding: set[Request], copies: list[tuple[int, int]]) -> None:
         """Admit while the step has room, or the next has less to compute than who is running: no more, since
         what is admitted holds slots."""
+        held_up: set[Request] = set()
         while self.waiting and len(self.running) < self.max_running:
             remains = [r.remaining for r in self.running if r not in decoding]
-            request = self._next()
+            request = self._next(held_up)
             if request is None:
                 return
             if sum(remains) >= budget and request.n_tokens - request.known >= min(remains, default=0):
                 return
-            if not self._admit(request, copies):
+            path = self.cache.look(request)
+            if self.cache.is_moving(path):
+                held_up.add(request)
+            elif not self._admit(request, path, copies):
                 return
 
-    def _admit(self, request: Request, copies: list[tuple[int, int]]) -> bool:
+    def _admit(self, request: Request, path: Path, copies: list[tuple[int, int]]) -> bool:
         """Onto slots, or into a flight; False if there is no room for it now."""
-        path = self.cache.look(request)
-        found = self.flights.find(request, path.n_tokens)
+        reach = self.cache.reach(path)
+        found = self.flights.find(request, reach * self.cache.block_size)
         if found is not None:
             self.waiting.remove(request)
             self.flights.join(request, *found)
@@ -168,25 +195,28 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         self.running.append(request)
-        request.state = State.RUNNING
+        request.state = State.RUNNING if request.restore is None else State.RESTORING
         if admission.copy is not None:
             copies.append(admission.copy)
         if not request.counted:
-            # What a partial block would have given, had there been room to copy it, is rounding too.
-            self._count(request, path.evicted_tokens,
-                        path.rounded_tokens + path.reusable_tokens - request.computed)
+            request.found = Found.of(path, reach * self.cache.block_size, request)
+            if request.restore is None:
+                count(request, request.found)
         self.flights.open(request)
         return True
 
-    def _next(self) -> Request | None:
+    def _next(self, held_up: set[Request]) -> Request | None:
         """Longest known prefix first, aged. Preempted requests go before all others, in their order."""
-        if not self.waiting:
+        looked_at = [r for r in self.waiting[:LOOK_AT + len(held_up)] if r not in held_up]
+        if not looked_at:
             return None
-        looked_at = self.waiting[:1 if self.waiting[0].preempted else LOOK_AT]
+        if looked_at[0].preempted:
+            looked_at = looked_at[:1]
         now = self.clock()
         for request in looked_at:
             if request.known_at != self._version:
-                request.known, request.known_at = self.cache.look(request).n_tokens, self._version
+                known = self.cache.reach(self.cache.look(request)) * self.cache.block_size
+                request.known, request.known_at = known, self._version
         return max(looked_at, key=lambda r: (r.known + (now - r.arrived) * AGE_TOKENS_PER_S, -r.arrived))
 
     def _requeue(self, woken: list[Request]) -> None:
@@ -196,19 +226,3 @@ class Scheduler:
             everyone = woken + self.waiting
             self.waiting = [r for r in everyone if r.preempted] + sorted(
                 (r for r in everyone if not r.preempted), key=lambda r: r.arrived)
-
-    @staticmethod
-    def _count(request: Request, evicted: int, rounded: int) -> None:
-        """The request's account, made once, at its first admission: cached + computed = prompt."""
-        request.counted = True
-        cached = request.computed
-        usage = request.usage
-        usage.prompt_tokens = request.prompt_tokens
-        usage.cached = {"hbm": cached}
-        left = request.prompt_tokens - 1 - cached
-        reasons = {"last_token": 1}
-        for reason, n in (("evicted", evicted), ("block_rounding", rounded)):
-            reasons[reason] = min(n, left)
-            left -= reasons[reason]
-        reasons["never_seen"] = left
-        usage.computed = {k: v for k, v in reasons.items() if v}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chain_core import EMPTY, VOCAB, Bench, ChainRunner, Clock, ids, link, logits_of
+from chain_core import EMPTY, VOCAB, Bench, Chain, ChainRunner, Clock, ids, logits_of
 
 from engine.core.cache import make_cache
 from engine.core.core import Core
@@ -36,17 +36,17 @@ class Asked:
 def expect(prompt: Sequence[int], s: Sampling) -> tuple[list[int], int | None]:
     """What the chain says, with stop tokens, min_tokens and all: the answer without any bound, and its stop token."""
     stops = stop_ids(s)
-    state, out = 0, list[int]()
+    chain, out = Chain(), list[int]()
     for token in prompt:
-        state = link(state, token)
+        chain.read(token)
     while len(out) < s.max_tokens:
         early = len(out) < s.min_tokens
         row = SampleRow(s, s.seed or 0, len(out), tuple(stops) if early else ())
-        token = sample(logits_of(state)[None], [row]).tokens[0]
+        token = sample(logits_of(chain.state)[None], [row]).tokens[0]
         if token in stops and not early:
             return out, token
         out.append(token)
-        state = link(state, token)
+        chain.read(token)
     return out, None
 
 

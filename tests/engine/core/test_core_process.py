@@ -303,7 +303,7 @@ def test_a_core_whose_parent_went_away_before_it_began_ends_quietly() -> None:
 def test_a_core_whose_parent_is_killed_while_it_loads_ends_at_once() -> None:
     """A large model loads for minutes, and an orphan would hold its memory."""
     loads = ("import sys, time, engine.core.build as build, engine.core.process as process\n"
-             "def load(config):\n"
+             "def load(config, secret_check):\n"
              "    print('loading', flush=True)\n"
              "    time.sleep(600)\n"
              "build.build_core = load\n"

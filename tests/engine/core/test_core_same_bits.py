@@ -7,6 +7,7 @@ shows that a flipped byte is seen.
 from __future__ import annotations
 
 import random
+import select
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,9 +83,12 @@ class Run:
         last = {}
         while self.core.has_work() and until > 0:
             until -= 1
-            for d in self.core.step():
+            deltas = self.core.step()
+            for d in deltas:
                 if d.finish:
                     last[d.id] = d.usage
+            if not deltas and self.core.wake_fd is not None:  # what is left waits for a copy
+                select.select([self.core.wake_fd], [], [], 0.05)
         assert self.core.audit() == []
         return last
 
