@@ -449,6 +449,10 @@ class RadixTree:
             self._residence.unchoose(t, block, slot)
         return victims
 
+    def value(self, block: int) -> float:
+        """What the policy says of the block now: of two, the one with less leaves first."""
+        return self._residence.policy(self._residence.facts(block))
+
     def lost(self, tier: str, blocks: Iterable[int], reason: str) -> None:
         """Copies in a lower tier turned out bad: they are not there any more, whatever lies behind them (which
         leaves a hole). Not for leased blocks. The caller frees the slots."""

@@ -135,7 +135,8 @@ class TieredStore:
     def _stage(self) -> None:
         """Give staging slots to who waits for one: restores first."""
         if self.staging is None:
-            assert not (self._up or self._down), "no staging was given"
+            assert not self._up, "no staging was given"
+            assert not self._down, "no staging was given"
             return
         slots = self.staging.slots
         while self._up and (taken := slots.take(1)) is not None:

@@ -43,7 +43,7 @@ BODY_IDLE_S = 30.0
 BODY_S = 600.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Prepare = Callable[[Ready, bytes], prepare.Job]
+Prepare = Callable[[Ready, bytes, bytes], prepare.Job]
 Complete = Callable[[Ready, prepare.Job], Awaitable[BaseModel]]
 Stream = Callable[[Ready, prepare.Job], AsyncGenerator[BaseModel, None]]
 
@@ -85,7 +85,7 @@ def _generation(prepare_job: Prepare, complete: Complete, stream: Stream,
     async def handler(request: web.Request) -> web.StreamResponse:
         state = request.app[STATE]
         ready = state.ready()
-        job = await state.in_thread(prepare_job, ready, await _body(request))
+        job = await state.in_thread(prepare_job, ready, await _body(request), _tenant(request))
         if job.stream:
             return await send(request, stream(ready, job))
         return _json(await complete(ready, job))
@@ -191,11 +191,22 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
 async def _check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     keys = request.app[STATE].config.api_key
     if keys and request.path not in _OPEN_PATHS:
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not _known(given.strip(), keys):
+        given = _given_key(request)
+        if not _known(given, keys):
             raise AuthError("the API key is not one of this server's" if given else
                             "the API key is missing: send `Authorization: Bearer KEY`")
     return await handler(request)
+
+
+def _given_key(request: web.Request) -> str:
+    """The bearer token, or nothing."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if kind.lower() == "bearer" else ""
+
+
+def _tenant(request: web.Request) -> bytes:
+    """Who asks: the API key, which was checked. Where none is asked for, what clients send as one names nobody."""
+    return _given_key(request).encode() if request.app[STATE].config.api_key else b""
 
 
 _OPEN_PATHS = frozenset(e.path for e in openapi.ENDPOINTS if not e.needs_key)

@@ -22,6 +22,7 @@ from engine.api.schema import (
     TemplateFields,
     parse,
 )
+from engine.api.secret import salt
 from engine.api.state import Ready
 from engine.core.messages import GenerateRequest, Sampling
 from engine.errors import ContextLengthError
@@ -53,6 +54,7 @@ class Job:
     starts_text: bool
     stream: bool
     include_usage: bool
+    namespace: bytes = b""
 
     def requests(self) -> Iterator[GenerateRequest]:
         """In the order of the choices' indices. A seed gives each choice of a prompt its own."""
@@ -62,11 +64,11 @@ class Job:
                 if seed is not None:
                     seed = (seed + i + 2**63) % 2**64 - 2**63
                 yield GenerateRequest(f"{self.head.id}-{p * self.n + i}", ids,
-                                      replace(self.sampling, max_tokens=max_tokens, seed=seed))
+                                      replace(self.sampling, max_tokens=max_tokens, seed=seed), self.namespace)
 
 
-def prepare_chat(ready: Ready, body: bytes) -> Job:
-    """POST /v1/chat/completions; raises RequestError and its kin."""
+def prepare_chat(ready: Ready, body: bytes, tenant: bytes = b"") -> Job:
+    """POST /v1/chat/completions of the tenant with this API key; raises RequestError and its kin."""
     request = parse(ChatRequest, body)
     name = ready.served(request.model)
     _refuse(request, _SAMPLING + _CHAT)
@@ -77,17 +79,17 @@ def prepare_chat(ready: Ready, body: bytes) -> Job:
     wanted = request.max_completion_tokens or request.max_tokens
     if not ids:
         raise invalid("messages", request.messages, "the chat template made nothing of it")
-    return _job(ready, name, request, (ids,), wanted, logprobs)
+    return _job(ready, name, request, (ids,), wanted, logprobs, tenant)
 
 
-def prepare_completion(ready: Ready, body: bytes) -> Job:
-    """POST /v1/completions; raises RequestError and its kin."""
+def prepare_completion(ready: Ready, body: bytes, tenant: bytes = b"") -> Job:
+    """POST /v1/completions of the tenant with this API key; raises RequestError and its kin."""
     request = parse(CompletionRequest, body)
     name = ready.served(request.model)
     _refuse(request, _SAMPLING + _COMPLETION)
     prompts = _prompts(ready, request)
     wanted = request.max_tokens or COMPLETION_MAX_TOKENS
-    return _job(ready, name, request, prompts, wanted, request.logprobs)
+    return _job(ready, name, request, prompts, wanted, request.logprobs, tenant)
 
 
 def chat_ids(ready: Ready, request: TemplateFields, *, add_special: bool = False) -> bytes:
@@ -151,7 +153,7 @@ def _prompts(ready: Ready, request: CompletionRequest) -> tuple[bytes, ...]:
 
 
 def _job(ready: Ready, name: str, request: ChatRequest | CompletionRequest, prompts: tuple[bytes, ...],
-         max_tokens: int | None, logprobs: int | None) -> Job:
+         max_tokens: int | None, logprobs: int | None, tenant: bytes) -> Job:
     chat = isinstance(request, ChatRequest)
     fitted = tuple(
         (ids, _fit(ready, len(ids) // 4, max_tokens, "messages" if chat else "prompt")) for ids in prompts)
@@ -162,7 +164,8 @@ def _job(ready: Ready, name: str, request: ChatRequest | CompletionRequest, prom
         head, fitted, request.n or 1, _sampling(ready, request, fitted, logprobs),
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
         starts_text=isinstance(request, ChatRequest) and not request.continue_final_message,
-        stream=bool(request.stream), include_usage=bool(options and options.include_usage))
+        stream=bool(request.stream), include_usage=bool(options and options.include_usage),
+        namespace=b"" if request.cache_salt is None else salt(ready.secret, tenant, request.cache_salt))
 
 
 def _fit(ready: Ready, prompt_tokens: int, max_tokens: int | None, param: str) -> int:

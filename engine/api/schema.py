@@ -24,6 +24,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 #: OpenAI's bound; each alternative costs the core a place in a sort of the vocabulary.
 MAX_TOP_LOGPROBS = 20
+MAX_SALT = 1024
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -73,6 +74,8 @@ class SamplingFields(Request):
     logit_bias: dict[str, Finite] | None = Field(None, description="Not supported unless empty.")
     response_format: dict[str, Any] | None = Field(None, description='Only {"type": "text"} is supported.')
     best_of: int | None = Field(None, description="Not supported unless equal to n.")
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT, description=(
+        "Shares cached tokens with requests that name the same salt (under the same API key) and no others."))
 
 
 def _kind_of_content(value: Any) -> str:

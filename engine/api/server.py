@@ -3,7 +3,7 @@
     1. bind the port              /health says "loading" from here on
     2. find the model, start the core, read the tokenizer and the template meanwhile
     3. ready                      until SIGTERM or SIGINT
-    4. stop accepting, close the core (streams end with an error event), close what is left
+    4. stop accepting; streams end with an error event, what a restart should find is written, the core ends
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -24,9 +25,10 @@ from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
 from engine.api.app import make_app
 from engine.api.errors import error_body
+from engine.api.secret import SECRET_BYTES, check_value, load_secret
 from engine.api.state import Core, ServerState, Text, package_version
 from engine.config import ServeConfig, banner
-from engine.errors import ResourceError, StartError
+from engine.errors import ConfigError, ResourceError, StartError
 
 log = logging.getLogger("trunkline.api")
 
@@ -41,10 +43,12 @@ class StartedCore(Core, Protocol):
     """A `Core` with its beginning and end."""
 
     async def ready(self) -> object: ...
+    async def flush(self) -> tuple[int, int] | None: ...
     async def close(self) -> None: ...
 
 
-StartCore = Callable[[ServeConfig], Awaitable[StartedCore]]
+#: The options, and what tells the server's secret from another one.
+StartCore = Callable[[ServeConfig, bytes], Awaitable[StartedCore]]
 #: (what, bytes done, bytes in all)
 Progress = Callable[[str, int, int], None]
 #: The model's name, and a way to load its text side.
@@ -58,13 +62,14 @@ async def serve(config: ServeConfig, *, start_core: StartCore | None = None, fin
     stop = stop or _signalled()
     state = ServerState(config)
     began = time.monotonic()
+    state.secret, notes = _secret(config)
     async with AsyncExitStack() as stack:
         stack.callback(state.pool.shutdown, wait=False, cancel_futures=True)
         runner = make_runner(make_app(state))
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         port = await _bind(runner, config)
-        _say(out, _head(config, port))
+        _say(out, _head(config, port, notes))
         loading = asyncio.ensure_future(
             _load(state, stack, start_core or _start_core, find or find_model, _progress(out, stop)))
         stopping = asyncio.ensure_future(stop.wait())
@@ -72,14 +77,43 @@ async def serve(config: ServeConfig, *, start_core: StartCore | None = None, fin
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            _say(out, [_ready_line(state, time.monotonic() - began)])
+            _say(out, _ready_lines(state, time.monotonic() - began))
         await stopping
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         _say(out, ["stopping"])
         for site in list(runner.sites):
             await site.stop()
+        for line in await _flush(state):
+            _say(out, [line])
     return 0
+
+
+def _secret(config: ServeConfig) -> tuple[bytes, list[str]]:
+    """The server's secret, and what there is to say of it. Without a file that was asked for, and nowhere to keep
+    one, there is one for this run: only salted requests can tell the difference, after a restart."""
+    from engine.model.library import cache_dir
+
+    if config.secret_file is not None:
+        return load_secret(config.secret_file), []
+    path = cache_dir() / "secret"
+    try:
+        return load_secret(path), []
+    except ConfigError as e:
+        return secrets.token_bytes(SECRET_BYTES), [
+            f"{e.message}. Until then a secret is made for this run alone, and blocks under a cache_salt are not found "
+            f"after a restart"]
+
+
+async def _flush(state: ServerState) -> list[str]:
+    """Have the core write what a restart should find; what there is to say of it."""
+    core: Any = state.core
+    wrote = await core.flush() if core is not None else None
+    if wrote is None:
+        return []
+    blocks, left = wrote
+    behind = f"; there was no time for {left} more, which a restart computes again" if left else ""
+    return [f"wrote {blocks} blocks to {state.config.nvme} that a restart finds{behind}"]
 
 
 def make_runner(app: web.Application, *, idle_s: float = IDLE_S) -> web.AppRunner:
@@ -133,15 +167,15 @@ async def _load(state: ServerState, stack: AsyncExitStack, start_core: StartCore
                 progress: Progress) -> None:
     """Core and text side by side: the core's imports take seconds, and so may a large tokenizer."""
     state.model_name, load_text = await asyncio.to_thread(find, state.config, progress)
-    core = await start_core(state.config)
+    core = await start_core(state.config, check_value(state.secret))
     stack.push_async_callback(core.close)
     state.core = core
     state.text, _ = await asyncio.gather(asyncio.to_thread(load_text), core.ready())
 
 
-async def _start_core(config: ServeConfig) -> StartedCore:
+async def _start_core(config: ServeConfig, secret_check: bytes) -> StartedCore:
     from engine.core.client import start_core
-    return await start_core(config)
+    return await start_core(config, secret_check)
 
 
 def find_model(config: ServeConfig, progress: Progress) -> tuple[str, Callable[[], Text]]:
@@ -205,21 +239,25 @@ async def _bind(runner: web.AppRunner, config: ServeConfig) -> int:
     return int(runner.addresses[0][1])
 
 
-def _head(config: ServeConfig, port: int) -> list[str]:
+def _head(config: ServeConfig, port: int, more: list[str]) -> list[str]:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    notes = list(config.notes)
+    notes = [*config.notes, *more]
     if config.host not in LOOPBACK and not config.api_key:
         notes.append(f"anyone who reaches {config.host}:{port} may use this server (--api-key prevents it)")
     return [f"Trunkline {package_version()}", *banner(config), *(f"note: {n}" for n in notes),
             f"listening on http://{host}:{port} (loading {config.model})"]
 
 
-def _ready_line(state: ServerState, seconds: float) -> str:
+def _ready_lines(state: ServerState, seconds: float) -> list[str]:
     ready = state.ready()
     info = ready.info
-    return (f"ready after {seconds:.1f} s: {', '.join(ready.names)} ({info.architecture}, {info.dtype}, "
+    lower = "".join(f", {name} {size / 2**20:.0f} MiB = {blocks} blocks" for name, size, blocks in (
+        ("RAM", info.ram_bytes, info.ram_blocks), ("NVMe", info.nvme_bytes, info.nvme_blocks)) if blocks)
+    found = f" ({info.recovered_blocks} found again)" if info.recovered_blocks else ""
+    return [*(f"note: {n}" for n in info.notes),
+            f"ready after {seconds:.1f} s: {', '.join(ready.names)} ({info.architecture}, {info.dtype}, "
             f"{info.device}), context {info.max_context} tokens, pool {info.pool_bytes / 2**20:.0f} MiB = "
-            f"{info.pool_blocks} blocks of {info.block_size} tokens")
+            f"{info.pool_blocks} blocks of {info.block_size} tokens{lower}{found}"]
 
 
 def _say(out: TextIO, lines: list[str]) -> None:

@@ -59,6 +59,7 @@ class Ready:
     text: Text
     names: tuple[str, ...]
     fingerprint: str
+    secret: bytes = field(repr=False)
     new_id: Callable[[], str]
     now: Callable[[], float]
 
@@ -78,6 +79,7 @@ class ServerState:
     core: Core | None = None
     text: Text | None = None
     model_name: str | None = None
+    secret: bytes = field(default=b"", repr=False)
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex
     now: Callable[[], float] = time.time
     pool: ThreadPoolExecutor = field(
@@ -95,7 +97,8 @@ class ServerState:
         if state != "ready" or self.core is None or self.core.info is None or self.text is None:
             raise loading_error(state)
         info = self.core.info
-        return Ready(self.core, info, self.text, self.names(info), fingerprint(info), self.new_id, self.now)
+        return Ready(self.core, info, self.text, self.names(info), fingerprint(info), self.secret,
+                     self.new_id, self.now)
 
     def names(self, info: CoreInfo) -> tuple[str, ...]:
         """The served name, then the aliases, each once."""

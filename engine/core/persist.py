@@ -37,13 +37,15 @@ USED_TWICE = 2
 
 @dataclass(slots=True)
 class Line:
-    """A path in line: its last block (by id and birth), since when it waits, when it was last requested."""
+    """A path in line: its last block (by id and birth), since when it waits, when it was last requested. `whole`: it
+    is written for its last block's sake, and not at all where there is no room for all of it."""
 
     path: Path
     end: int
     born: int
     since: float
     requested: float
+    whole: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +101,8 @@ class Persist:
         name = f"block {block}"
         if block not in self._flying and name not in self._line:
             path = self._tree.path_to(block)
-            self._line[name] = Line(path, block, self._tree.born(block), float("-inf"), self._clock())
+            self._line[name] = Line(path, block, self._tree.born(block), float("-inf"), self._clock(),
+                                    whole=True)
             self._line.move_to_end(name, last=False)
 
     def can_write(self) -> bool:
@@ -155,11 +158,15 @@ class Persist:
         wanted = [i for i in missing if int(path.known[i]) not in self._flying][:self._affordable()]
         if not wanted:
             return None
-        slots = self._room(len(wanted))
-        if not slots:
-            self.skipped += len(wanted)
-            return self._out_of_line(owner)
-        return self._begin(path, wanted[:len(slots)], slots, bits)
+        # Before room is made: else what is evicted may be the path's own head, and what is written is in vain.
+        lease = self._hold(path, wanted, bits)
+        slots = self._room(len(wanted)) if self._fits(len(missing), line) else []
+        if slots:
+            return self._begin(path, wanted[:len(slots)], slots, bits, lease)
+        if lease is not None:
+            lease.release()
+        self.skipped += len(wanted)
+        return self._out_of_line(owner)
 
     def _out_of_line(self, owner: str) -> None:
         self.landed(self._line.pop(owner).end)
@@ -190,21 +197,36 @@ class Persist:
         self._evict(n - self._slots.free_count)
         return self._slots.take(min(n, self._slots.free_count)) or []
 
+    def _fits(self, missing: int, line: Line) -> bool:
+        """Whether a block that leaves the tier above gets its whole path in, in place of what is worth less. Else two
+        that do not fit together would push each other out for ever."""
+        evicted = missing - self._slots.free_count
+        if not line.whole or evicted <= 0:
+            return True
+        if evicted > self._tree.evictable(NVME):
+            return False
+        value = self._tree.value(line.end)
+        return all(self._tree.value(v.block) < value
+                   for n in (1, min(evicted, BATCH)) for v in self._tree.coming(NVME, n))
+
     def _evict(self, n: int) -> None:
         if n > 0:
             victims = self._tree.victims(NVME, n)
             self._slots.free([v.slot for v in victims])
             self._tree.dropped(NVME, [v.block for v in victims], reason="space")
 
-    def _begin(self, path: Path, wanted: list[int], slots: list[int], bits: np.ndarray) -> None:
+    def _hold(self, path: Path, wanted: list[int], bits: np.ndarray) -> Lease | None:
+        """Holds the path up to the last block that is written; who is leaving HBM needs no lease: its slot waits."""
+        here = [i for i in wanted if bits[i]]
+        reach = here[-1] + 1 if here else wanted[0]
+        if not reach:
+            return None
+        held = self._tree.path_to(int(path.known[reach - 1]))
+        return self._tree.lease(held, "persist", counted=None, reach=reach)
+
+    def _begin(self, path: Path, wanted: list[int], slots: list[int], bits: np.ndarray, lease: Lease | None) -> None:
         blocks = [int(path.known[i]) for i in wanted]
         parents = [int(path.known[i - 1]) if i else -1 for i in wanted]
-        here = [i for i in wanted if bits[i]]  # who is leaving HBM needs no lease: its slot waits for us
-        lease = None
-        reach = here[-1] + 1 if here else wanted[0]
-        if reach:
-            held = self._tree.path_to(int(path.known[reach - 1]))
-            lease = self._tree.lease(held, "persist", counted=None, reach=reach)
         batch = Batch(blocks, parents, slots, lease, [None] * len(blocks))
         self._batches.add(batch)
         self._flying.update(blocks)

@@ -51,6 +51,8 @@ class Spills:
         self.leaving: dict[int, int] = {}
         self._copying: set[int] = set()      # blocks on their way to RAM
         self._no_ram: dict[int, int] = {}    # leaving, and RAM had no slot for them yet
+        self._cleaning = False               # RAM's next victim is being written, for who waits in `_no_ram`
+        self._refused: dict[int, int] = {}   # in RAM, and NVMe has no room for them: block -> birth
         self._evicted = 0                    # since the last look ahead
 
     # -- room in HBM -------------------------------------------------------------------------------------
@@ -148,6 +150,10 @@ class Spills:
         """The block is on NVMe, or will not get there now."""
         if self._ram is None:
             self.settle(block, DIRTY)
+        elif not self._tree.where(block) & IN_NVME:
+            if len(self._refused) >= self._ram.capacity:
+                self._refused.clear()  # of blocks that are long gone, most of them
+            self._refused[block] = self._tree.born(block)
 
     # -- room in RAM -------------------------------------------------------------------------------------
 
@@ -155,22 +161,30 @@ class Spills:
         """A slot of RAM. Who leaves it has a copy elsewhere, or there is nowhere to put one; a dirty one is written
         first (with `force`) and its slot can be had later."""
         assert self._ram is not None
+        self._cleaning = False
         while not self._ram.free_count:
             victims = self._tree.victims(RAM, 1)
             if not victims:
                 return None
             (victim,) = victims
             dirty = not self._tree.where(victim.block) & (IN_HBM | IN_NVME)
-            if dirty and self._persist is not None and self._persist.can_write():
+            if dirty and self._can_be_written(victim.block):
                 self._tree.kept(RAM, [victim.block])
                 if force:
-                    self._persist.urgent(victim.block)
+                    self._persist.urgent(victim.block)  # type: ignore[union-attr]
+                    self._cleaning = True
                 return None
             self._ram.free((victim.slot,))
             self._tree.dropped(RAM, [victim.block], reason=DIRTY if dirty and self._persist is not None else SPACE)
         taken = self._ram.take(1)
         assert taken is not None
         return taken[0]
+
+    def _can_be_written(self, block: int) -> bool:
+        """Whether NVMe takes it: not where it was refused since, for want of room or a disk that works."""
+        born = self._refused.pop(block, None)
+        return (self._persist is not None and self._persist.can_write()
+                and (born is None or not self._tree.is_still(block, born)))
 
     def take_ram_clean(self) -> int | None:
         """A slot of RAM for a block that is only looked ahead for: nothing is written for it."""
@@ -183,10 +197,10 @@ class Spills:
         for block, slot in list(self._no_ram.items()):
             if self._to_ram(block, slot, force=True):
                 del self._no_ram[block]
-            elif self._persist is None or not self._persist.can_write():
-                self.settle(block, DIRTY)
+            elif self._cleaning or self._moves.pending():
+                break  # a slot will come
             else:
-                break
+                self.settle(block, DIRTY)
         if self._ram is None and self.leaving and self._persist is not None and not self._persist.can_write():
             for block in [b for b in self.leaving if not self._persist.flies(b)]:
                 self.settle(block, DIRTY)

@@ -40,6 +40,7 @@ MEANINGS = {
     "shared": "restored from the shared store",
     "never_seen": "new text",
     "evicted": "known once, dropped for want of room",
+    "load_failed": "known, but its bytes could not be restored",
     "block_rounding": "agrees only in part of a block",
     "last_token": "each prompt's last is computed",
 }

@@ -82,10 +82,14 @@ class FakeCore:
         self.cancelled: list[str] = []
         self.ended: list[str] = []
         self.counted: dict[str, int] = {}
+        self.flushes: tuple[int, int] | None = None
         self._reply = reply or (lambda request: Reply(steps or ("Hello",)))
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    async def flush(self) -> tuple[int, int] | None:
+        return self.flushes
 
     async def stats(self) -> dict[str, Any]:
         return {"tiers": {"hbm": {"used": 3}}}

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +30,11 @@ from api_harness import (
     until,
 )
 
+from engine.api.secret import check_value
 from engine.api.server import find_model, serve
 from engine.api.state import Text
 from engine.config import OPTIONS, ServeConfig, resolve
-from engine.errors import EngineError, ModelError, ResourceError, StartError
+from engine.errors import ConfigError, EngineError, ModelError, ResourceError, StartError
 
 CHAT = "/v1/chat/completions"
 
@@ -80,7 +82,8 @@ class Running:
                  find: Callable[..., Any] | None = None) -> None:
         self.core, self.out, self.stop = core, io.StringIO(), asyncio.Event()
 
-        async def start(config: ServeConfig) -> StartedFake:
+        async def start(config: ServeConfig, secret_check: bytes) -> StartedFake:
+            self.secret_check = secret_check
             return core
         self.task = asyncio.create_task(serve(
             config or ServeConfig(port=0), start_core=start, stop=self.stop, out=self.out,
@@ -229,6 +232,68 @@ def test_streams_end_with_an_error_event_when_the_server_stops() -> None:
         assert chunks[-1]["error"]["message"] == "the server is shutting down"
         assert await server.task == 0
     run(go())
+
+
+TIERED = replace(INFO, tiers=["hbm", "ram", "nvme"], ram_bytes=2**28, ram_blocks=728, nvme_bytes=2**30,
+                 nvme_blocks=2880,
+                 recovered_blocks=31, notes=["2 records were orphans"])
+
+
+def said_by(core: StartedFake, config: ServeConfig) -> str:
+    """What a server says from its start to its end."""
+    async def go() -> str:
+        server = Running(core, config)
+        core.may.set()
+        await until(lambda: "ready after" in server.out.getvalue() or server.task.done())
+        server.stop.set()
+        await server.task
+        return server.out.getvalue()
+    return run(go())
+
+
+def test_the_ready_line_says_what_lies_below_hbm_and_the_notes_come_before_it() -> None:
+    core = StartedFake()
+    core.info = TIERED
+    said = said_by(core, ServeConfig(port=0))
+    assert said.index("note: 2 records were orphans") < said.index("ready after")
+    assert "RAM 256 MiB = 728 blocks, NVMe 1024 MiB = 2880 blocks (31 found again)" in said
+    assert "RAM" not in said_by(StartedFake(), ServeConfig(port=0)).split("ready after")[1]
+
+
+@pytest.mark.parametrize(("wrote", "last"), [
+    (None, "stopping"), ((31, 0), "wrote 31 blocks to cache that a restart finds"),
+    ((31, 7), "wrote 31 blocks to cache that a restart finds; there was no time for 7 more, which a restart computes "
+              "again")])
+def test_stopping_says_what_a_restart_will_find(wrote: tuple[int, int] | None, last: str) -> None:
+    core = StartedFake()
+    core.flushes = wrote
+    assert said_by(core, ServeConfig(port=0, nvme=Path("cache"), nvme_size=2**30)).splitlines()[-1] == last
+
+
+def test_the_core_is_told_the_check_value_of_the_secret_and_no_more(tmp_path: Path) -> None:
+    async def go() -> bytes:
+        server = Running(StartedFake(), ServeConfig(port=0, secret_file=tmp_path / "secret"))
+        server.core.may.set()
+        await until(lambda: "ready after" in server.out.getvalue())
+        server.stop.set()
+        await server.task
+        return server.secret_check
+    assert run(go()) == check_value((tmp_path / "secret").read_bytes())
+
+
+def test_a_secret_file_that_can_t_be_had_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"--secret-file .*file/secret: Not a directory|File exists"):
+        said_by(StartedFake(), ServeConfig(port=0, secret_file=tmp_path / "file" / "secret"))
+
+
+def test_without_a_place_for_a_secret_there_is_one_for_this_run(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("TRUNKLINE_CACHE", str(tmp_path / "file"))
+    said = said_by(StartedFake(), ServeConfig(port=0))
+    assert "a secret is made for this run alone" in said
+    assert "ready after" in said
 
 
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────

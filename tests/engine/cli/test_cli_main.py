@@ -149,8 +149,9 @@ def test_a_signal_ends_serve_with_0_and_no_traceback(tmp_path: Path, signum: sig
             "class Core:\n"
             "    state, info = 'loading', None\n"
             "    async def ready(self): await asyncio.Event().wait()\n"
+            "    async def flush(self): return None\n"
             "    async def close(self): print('closed')\n"
-            "async def start(config): print('started'); return Core()\n"
+            "async def start(config, secret_check): print('started'); return Core()\n"
             "sys.exit(asyncio.run(server.serve(ServeConfig(port=0), start_core=start,\n"
             "    find=lambda config, progress: ('m', lambda: None))))\n")
     process = subprocess.Popen([sys.executable, "-c", code], env=environment(tmp_path), text=True,

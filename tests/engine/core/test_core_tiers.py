@@ -529,3 +529,58 @@ def test_50_000_requests_leave_no_trace() -> None:
     assert max(rates) - min(rates) < 0.05, rates
     assert sizes[-1] < sizes[2] + 2_000_000, sizes
     assert all(bench.moves(way) > 1_000 for way in ("hbm>ram", "ram>hbm", "nvme>ram"))
+
+
+def soak(seed: int) -> TieredBench:
+    """Tiers of any sizes, however little fits: a crowd that shares heads, some of which go away."""
+    rng = random.Random(seed)
+    hbm = rng.randint(12, 60)
+    bench = tiered(hbm, ram=rng.choice([0, rng.randint(1, 30)]), nvme=rng.choice([0, rng.randint(1, 90)]) or 1,
+                   seed=seed, within=rng.choice([0.0, 0.1, 5.0]), ahead=rng.choice([0, 4, 16]),
+                   step_tokens=rng.choice([16, 64]), max_running=rng.choice([1, 3, 8]),
+                   write_limit=rng.choice([None, None, 2000]), session_idle=rng.choice([0.5, 600.0]))
+    fails = rng.choice([0.0, 0.0, 0.1])
+    assert bench.nvme is not None
+    assert bench.device is not None
+    bench.nvme.fail = lambda what: OSError(5, "Input/output error") if rng.random() < fails else None
+    bench.device.fail = lambda: "the copy failed" if rng.random() < fails else None
+    longest = 4 * hbm - 12
+    heads = [prompt(1000 * seed + i, rng.randint(4, longest)) for i in range(rng.randint(1, 6))]
+    asked: dict[str, list[int]] = {}
+    for i in range(40):
+        head = rng.choice(heads)
+        tokens = (head[:rng.randint(1, len(head))] + prompt(seed + i, rng.randint(0, 20)))[:longest]
+        asked[f"r{i}"] = tokens
+        bench.add(f"r{i}", tokens, rng.randint(1, 8))
+        for _ in range(rng.randint(0, 12)):
+            bench.step()
+        if rng.random() < 0.2 and bench.core.requests:
+            bench.cancel(rng.choice(sorted(bench.core.requests)))
+    bench.run(6_000)
+    for name, tokens in asked.items():
+        assert bench.got.get(name, []) == cold(tokens, 8)[:len(bench.got.get(name, []))], name
+    return bench
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_the_sizes_answers_are_right_and_nothing_stands_still(seed: int) -> None:
+    bench = soak(seed)
+    bench.lower.persist._idle = 0.0  # type: ignore[union-attr]
+    bench.clock.now += 1000
+    bench.settle_moves()
+    assert bench.core.stats()["leaving"] == 0
+    assert bench.core.audit() == []
+
+
+@pytest.mark.parametrize(("hbm", "ram", "nvme", "blocks"), [
+    (182, 45, 64, 62), (45, 11, 16, 30), (40, 4, 8, 30), (40, 0, 8, 30), (40, 2, 30, 30)])
+def test_paths_that_nvme_has_no_room_for_hold_up_nobody(hbm: int, ram: int, nvme: int, blocks: int) -> None:
+    """What RAM would let go is dirty, and NVMe can't take it: then it is dropped, not written again and again."""
+    bench = tiered(hbm, ram=ram, nvme=nvme, within=0.1, ahead=8)
+    for i in range(8):
+        tokens = prompt(i, 4 * blocks - 2)
+        bench.add(f"r{i}", tokens, 1)
+        bench.run(1_000)
+        assert bench.got[f"r{i}"] == cold(tokens, 1)
+    written = bench.moves("hbm>nvme") + (bench.moves("ram>nvme") if ram else 0)
+    assert 0 < written < 2 * 8 * blocks
