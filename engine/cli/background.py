@@ -19,8 +19,8 @@ from types import TracebackType
 
 from engine.errors import StartError
 
-#: SIGTERM lets the server finish and flush; after this long it is killed.
-_STOP_S = 10.0
+#: SIGTERM lets the server finish and flush (which it does for 20 s at most); after this long it is killed.
+_STOP_S = 30.0
 _TAIL_LINES = 15
 
 
@@ -35,19 +35,30 @@ class BackgroundServer:
     def __init__(self, arguments: Sequence[str], *, command: Sequence[str] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        started_by = command or [sys.executable, "-P", "-m", "engine.cli.main", "serve"]
-        self._command = [*started_by, *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
+        self._started_by = command or [sys.executable, "-P", "-m", "engine.cli.main", "serve"]
+        self._arguments = list(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self.log = Path()
 
     def __enter__(self) -> BackgroundServer:
         handle, name = tempfile.mkstemp(prefix="trunkline-", suffix=".log")
         self.log = Path(name)
-        with os.fdopen(handle, "wb") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=own_environment(os.environ), preexec_fn=_end_with_parent)
+        os.close(handle)
+        self._spawn()
         return self
+
+    def restart(self, arguments: Sequence[str] | None = None) -> None:
+        """Stop it, and start it again on the same port, with the same arguments or with others."""
+        self.stop()
+        self._arguments = self._arguments if arguments is None else list(arguments)
+        self._spawn()
+
+    def _spawn(self) -> None:
+        command = [*self._started_by, *self._arguments, "--host", "127.0.0.1", "--port", str(self.port)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=own_environment(os.environ), preexec_fn=_end_with_parent)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

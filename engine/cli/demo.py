@@ -1,4 +1,8 @@
-"""`trunkline demo`: a model, a server, recorded agents played against it, and what its cache did for them."""
+"""`trunkline demo`: a model, a server, recorded agents played against it, and what its cache did for them.
+
+HBM and RAM are made so small that much of what is cached has to be moved up again, and the server is stopped and
+started once, so that each tier and a warm restart are seen at work.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -35,7 +41,7 @@ from engine.errors import ModelError, StartError
 from engine.model.library import resolve
 from engine.trace.client import Client, ContextReached, TurnFailed
 from engine.trace.formats import Session, Trace, load_trace
-from engine.trace.replay import ReplaySettings
+from engine.trace.replay import ReplaySettings, plain_prompt
 from engine.trace.report import Report
 from engine.trace.screen import show_report
 
@@ -47,9 +53,15 @@ MAX_TURNS = 60
 MAX_TOKENS = 24
 CONCURRENCY = 4
 
+#: So small that the agents' transcripts (some 370 MiB of KV) fit neither in HBM nor in both; a single one fits in HBM.
+HBM_MIB, RAM_MIB, NVME_MIB = 112, 64, 1024
+#: Bytes of a block of MODEL in bf16, for which those sizes are meant; fp32 has twice as many, and gets twice the room.
+BLOCK_BYTES = 368_640
+
 _START_S = 180.0
 _ANSWER_S = 120.0
 _POLL_S = 0.1
+_TIERS = {"ram": "RAM", "nvme": "NVMe"}
 #: Words of the prompts that warm the server up and measure its cold prefill; about 5 tokens each.
 _WARM_WORDS, _MEASURED_WORDS = 30, 200
 
@@ -74,10 +86,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_writable(args.json)
     _end_as_by_ctrl_c()
-    console.print("[bold]1/3  the model[/]")
+    console.print("[bold]1/4  the model[/]")
     _fetch_model(console)
-    with BackgroundServer(["--model", MODEL]) as server:
-        code = asyncio.run(_demo(console, server, trace, args))
+    with (tempfile.TemporaryDirectory(prefix="trunkline-demo-", ignore_cleanup_errors=True) as folder,
+          BackgroundServer(arguments(Path(folder), BLOCK_BYTES)) as server):
+        code = asyncio.run(_demo(console, server, Path(folder), trace, args))
         with console.status("stopping the server"):
             server.stop()
     if code == FAILED:
@@ -86,6 +99,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         server.forget_log()
     return code
+
+
+def arguments(folder: Path, block_bytes: int) -> list[str]:
+    """The server's, with tiers for so many blocks as the demo is meant to have."""
+    hbm, ram, nvme = (f"{mib * block_bytes // BLOCK_BYTES}MiB" for mib in (HBM_MIB, RAM_MIB, NVME_MIB))
+    return ["--model", MODEL, "--hbm", hbm, "--ram", ram, "--nvme", str(folder), "--nvme-size", nvme]
 
 
 def find_trace() -> Path:
@@ -119,14 +138,22 @@ def _fetch_model(console: Console) -> None:
     console.print(f"     {files.path}", markup=False, highlight=False, soft_wrap=True)
 
 
-async def _demo(console: Console, server: BackgroundServer, trace: Trace, args: argparse.Namespace) -> int:
+async def _demo(console: Console, server: BackgroundServer, folder: Path, trace: Trace,
+                args: argparse.Namespace) -> int:
     async with Client(server.url, timeout_s=_ANSWER_S) as client:
-        console.print("[bold]2/3  the server[/]")
+        console.print("[bold]2/4  the server[/]")
         await _until_ready(console, server, client)
+        block_bytes = await _block_bytes(client)
+        if block_bytes > BLOCK_BYTES:
+            console.print("     this CPU computes in float32: starting again with as much more room")
+            server.restart(arguments(folder, block_bytes))
+            await _until_ready(console, server, client)
+        console.print(f"     small tiers, to see them at work: {' '.join(arguments(folder, block_bytes)[2:6])} and a "
+                      f"folder for NVMe", highlight=False)
         console.print("     reading a prompt that nothing is known of, to have a speed to compare with")
         with console.status("measuring"):
             cold = await measure_cold(client)
-        console.print("[bold]3/3  the agents[/]")
+        console.print("[bold]3/4  the agents[/]")
         turns = trace.turns(MAX_TURNS)
         console.print(f"     {len(trace.sessions)} recorded sessions, {turns} turns of {MAX_TOKENS} tokens, "
                       f"{args.concurrency} sessions at once", highlight=False)
@@ -139,8 +166,43 @@ async def _demo(console: Console, server: BackgroundServer, trace: Trace, args: 
         write_report(args.json, report)
     if seen.interrupted:
         return INTERRUPTED
+    code = exit_code(report)
+    if code != FAILED:
+        await _warm_restart(console, server, trace)
     _show_next(console)
-    return exit_code(report)
+    return code
+
+
+async def _block_bytes(client: Client) -> int:
+    """Bytes of a block, as the server counts them; the usual number where it does not say."""
+    try:
+        hbm = (await client.get_json("/v1/cache/stats"))["tiers"]["hbm"]
+        return int(hbm["bytes"] // hbm["slots"])
+    except (StartError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return BLOCK_BYTES
+
+
+async def _warm_restart(console: Console, server: BackgroundServer, trace: Trace) -> None:
+    """Stop the server, start it again on its folder, and ask a session's last turn once more."""
+    console.print("[bold]4/4  a restart[/]")
+    with console.status("stopping the server, which writes what it has not persisted yet"):
+        await asyncio.to_thread(server.restart)
+    async with Client(server.url, timeout_s=_ANSWER_S) as client:
+        await _until_ready(console, server, client)
+        session = trace.sessions[0]
+        prompt = plain_prompt(session, session.turns()[-1])
+        reply = await client.chat({**prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True,
+                                   "stream_options": {"include_usage": True}})
+    usage = reply.usage
+    if usage is not None and usage.cached is not None:
+        console.print(f"     the last turn of session {session.id} again: {usage.cached:,} of {usage.prompt:,} prompt "
+                      f"tokens {_by_tier(usage.tiers)}, first token after {reply.ttft_s:.2f} s", highlight=False)
+
+
+def _by_tier(tiers: Mapping[str, int]) -> str:
+    found = [f"{tokens:,} {'in HBM' if name == 'hbm' else f'from {_TIERS.get(name, name)}'}"
+             for name, tokens in tiers.items() if tokens]
+    return f"cached ({', '.join(found)})" if found else "cached"
 
 
 async def _until_ready(console: Console, server: BackgroundServer, client: Client) -> None:
@@ -192,7 +254,7 @@ def _unrelated(words: int, seed: int) -> dict[str, Any]:
 def saved(report: Report, cold: Cold | None) -> str:
     """What the cache was worth, in words that say how it is known."""
     cached, prompt = report["cached_tokens"], report["prompt_tokens"]
-    text = f"{cached:,} of {prompt:,} prompt tokens were not computed again."
+    text = f"{cached:,} of {prompt:,} prompt tokens were not computed again.{restored(report['tiers'], cached)}"
     if cold is None or not cached:
         return text
     more = f"[bold]{cached / cold.tok_s:,.0f} s[/]"
@@ -200,6 +262,15 @@ def saved(report: Report, cold: Cold | None) -> str:
             f"{report['wall_s']:.0f} s.\n[dim]An estimate: cached tokens ÷ {cold.tok_s:,.0f} tokens/s, the "
             f"speed of one cold prompt of {cold.tokens:,} tokens, measured alone just before the replay. Longer "
             "prompts are slower by the token, so it is rather too low than too high.")
+
+
+def restored(tiers: Mapping[str, int], cached: int) -> str:
+    """How many of them had left HBM and were moved up again, from where; nothing if none was."""
+    up = {name: tokens for name, tokens in tiers.items() if name != "hbm" and tokens}
+    if not up:
+        return ""
+    return (f"\n[bold]{sum(up.values()) / cached:.0%}[/] of them had left HBM, which is {HBM_MIB} MiB here, and were "
+            f"restored: {', '.join(f'{tokens:,} from {_TIERS.get(name, name)}' for name, tokens in up.items())}.")
 
 
 def _show_saved(console: Console, report: Report, cold: Cold | None) -> None:

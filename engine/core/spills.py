@@ -148,9 +148,9 @@ class Spills:
 
     def settle_persisted(self, block: int) -> None:
         """The block is on NVMe, or will not get there now."""
-        if self._ram is None:
-            self.settle(block, DIRTY)
-        elif not self._tree.where(block) & IN_NVME:
+        if self._ram is None or self._tree.where(block) & IN_NVME:
+            self.settle(block, DIRTY)  # whatever it waited for: it could be restored from now on
+        else:
             if len(self._refused) >= self._ram.capacity:
                 self._refused.clear()  # of blocks that are long gone, most of them
             self._refused[block] = self._tree.born(block)

@@ -91,12 +91,24 @@ def test_a_longer_trace_is_cut_to_whole_sessions() -> None:
 
 
 def test_what_was_saved_is_an_estimate_that_says_how() -> None:
-    report = {"cached_tokens": 7000, "prompt_tokens": 8000, "wall_s": 12.3}
+    report = {"cached_tokens": 7000, "prompt_tokens": 8000, "wall_s": 12.3, "tiers": {"hbm": 7000, "ram": 0}}
     text = saved(report, Cold(tokens=1400, seconds=2.0))
     assert "7,000 of 8,000 prompt tokens" in text
     assert "about [bold]10 s[/]" in text
     assert "one cold prompt of 1,400 tokens" in text
     assert "about" not in saved(report, None)
+
+
+def test_what_was_restored_is_said_by_tier() -> None:
+    assert demo.restored({"hbm": 7000, "ram": 0, "nvme": 0}, 7000) == ""
+    text = demo.restored({"hbm": 600, "ram": 100, "nvme": 300}, 1000)
+    assert "40%[/] of them had left HBM" in text
+    assert "100 from RAM, 300 from NVMe" in text
+
+
+def test_larger_blocks_get_as_much_more_room(tmp_path: Path) -> None:
+    assert demo.arguments(tmp_path, demo.BLOCK_BYTES)[2:6] == ["--hbm", "112MiB", "--ram", "64MiB"]
+    assert demo.arguments(tmp_path, 2 * demo.BLOCK_BYTES)[2:6] == ["--hbm", "224MiB", "--ram", "128MiB"]
 
 
 def test_a_key_or_a_config_of_the_users_is_no_part_of_the_demos_server() -> None:
@@ -129,7 +141,8 @@ def test_the_demo_serves_replays_reports_and_stops(
     printed = capsys.readouterr().out
     assert (code, report["requests"], report["errors"]) == (0, 59, 0)
     assert (report["settings"]["max_tokens"], report["settings"]["concurrency"]) == (24, 4)
-    for part in ("1/3", "2/3", "3/3", "from the cache", "what the cache saved", "What to try next", "serve --model"):
+    for part in ("1/4", "2/4", "3/4", "4/4", "the last turn of session powers again", "from the cache",
+                 "what the cache saved", "What to try next", "serve --model"):
         assert part in printed
     assert not listening(printed)
 

@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--hang", action="store_true", help="never answer a chat of more than two messages")
     parser.add_argument("--fail", action="store_true", help="answer such a chat with 500")
-    args = parser.parse_args()
+    args, _ = parser.parse_known_args()  # sizes of tiers that it does not have
     never = threading.Event()
 
     def answer(number: int, body: dict[str, Any]) -> Answer:
