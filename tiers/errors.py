@@ -8,7 +8,7 @@
     OSError
     └── NoSpaceError      the file system is full, or would be fuller than its floor allows
 
-A failing memory or disk is not an exception but an outcome (`CopyOutcome`).
+A move that fails raises nothing: it lands, with a reason (`tiers.Landed`).
 """
 
 from __future__ import annotations

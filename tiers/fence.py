@@ -19,6 +19,10 @@ Event = Any
 class Device(Protocol):
     """What copies need of a device: bytes of one slot, one way or the other."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether copies go on."""
+
     def computed(self) -> Event:
         """An event: everything that was launched to compute until now."""
 
@@ -30,6 +34,9 @@ class Device(Protocol):
 
     def finished(self) -> list[tuple[int, str | None]]:
         """Tickets of copies that ended since the last call, and why one failed. Never blocks."""
+
+    def close(self) -> None:
+        """End after what was begun."""
 
 
 class DeviceCopies:

@@ -244,10 +244,11 @@ class TieredStore:
 
     def workers(self) -> dict[str, bool]:
         """Which of the threads are alive."""
-        return {"reader": self.reader.alive, "writer": self.writer.alive}
+        return {"device": self.device.alive, "reader": self.reader.alive, "writer": self.writer.alive}
 
     def close(self) -> None:
         """End the workers after what they have begun, and let the folder go."""
+        self.device.close()
         self.reader.close()
         self.writer.close()
         if self.nvme is not None:

@@ -1,7 +1,7 @@
 """Threads that do what may wait, and a descriptor that says when something is done.
 
-A worker reports every failure as a result; a thread that dies makes all of its jobs failed ones, and shows it
-(`alive`). It does not know what its jobs are.
+A worker reports every failure as a result. A thread that ends before its time fails the job that ended it, and shows
+it (`alive`); with the last one, all that wait fail. It does not know what its jobs are.
 """
 
 from __future__ import annotations
@@ -103,9 +103,14 @@ class ThreadWorker:
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
+            ends = False
             try:
                 value = job()
             except Exception as error:  # a result like any other
                 value = error
+            except BaseException as error:  # the end of this thread, and of the job with it
+                value, ends = WorkerDiedError(f"the thread {self.name} has ended: {error!r}"), True
             self._done.append((done, value))
             self._wake.set()
+            if ends:
+                return

@@ -37,6 +37,7 @@ class CpuDevice:
         self._notify = notify
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._ended: deque[tuple[int, str | None]] = deque()
+        self._pending: set[int] = set()
         self._ticket = 0
         self._thread = threading.Thread(target=self._work, name="device copies", daemon=True)
         self._thread.start()
@@ -55,6 +56,10 @@ class CpuDevice:
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
+        self._pending.difference_update(ticket for ticket, _ in ended)
+        if self._pending and not self.alive and not self._ended:
+            ended += [(ticket, "the thread that copies has ended") for ticket in self._pending]
+            self._pending.clear()
         return ended
 
     @property
@@ -62,11 +67,13 @@ class CpuDevice:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
+        if self.alive:
+            self._jobs.put(None)
+            self._thread.join()
 
     def _begin(self, slot: int, host: memoryview, *, out: bool) -> int:
         self._ticket += 1
+        self._pending.add(self._ticket)
         self._jobs.put((self._ticket, slot, host, out))
         return self._ticket
 

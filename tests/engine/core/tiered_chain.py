@@ -66,6 +66,10 @@ class ChainDevice:
         self._ended: list[tuple[int, str | None]] = []
         self._ticket = 0
         self.fail: Callable[[], str | None] = lambda: None
+        self.alive = True
+
+    def close(self) -> None:
+        self.alive = False
 
     def computed(self) -> int:
         return self.runner.launched

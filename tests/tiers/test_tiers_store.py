@@ -1,0 +1,353 @@
+"""Moves of blocks: each kind, each failure, and what goes first."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from fake_nvme import FakeNvme, name_of
+
+from tiers import (
+    BadRecordError,
+    DeviceCopies,
+    HostMemory,
+    Landed,
+    NoSpaceError,
+    Place,
+    SlotAllocator,
+    SlotState,
+    ThreadWorker,
+    TieredStore,
+    Wake,
+)
+from tiers.fake_device import SteppedWorker, WorstCaseDevice
+
+BLOCK = 64
+WAYS = [("hbm", "ram"), ("ram", "hbm"), ("hbm", "nvme"), ("nvme", "hbm"), ("nvme", "ram"), ("ram", "nvme")]
+
+
+def payload(key: int) -> bytes:
+    return key.to_bytes(8, "little") * (BLOCK // 8)
+
+
+class Bench:
+    """A store with all tiers, and its parts."""
+
+    def __init__(self, order: Any = "late", *, hbm: int = 4, ram: int = 4, staging: int = 4, nvme: int = 8) -> None:
+        self.now = 0.0
+        self.wake = Wake()
+        self.device = WorstCaseDevice(hbm, BLOCK, order, self.wake)
+        self.reader, self.writer = SteppedWorker(self.wake), SteppedWorker(self.wake)
+        self.nvme = FakeNvme(nvme, BLOCK)
+        self.store = TieredStore(
+            self.device, SlotAllocator(hbm), HostMemory(ram, BLOCK), HostMemory(staging, BLOCK),
+            self.nvme, self.reader, self.writer, self.wake, BLOCK, lambda: self.now)  # type: ignore[arg-type]
+
+    def put(self, tier: str, key: int) -> Place:
+        """A READY slot that holds the block."""
+        (slot,) = self.store.slots(tier).take(1) or [-1]
+        if tier == "hbm":
+            self.device.pool[slot] = bytearray(payload(key))
+        elif tier == "ram":
+            assert self.store.ram is not None
+            self.store.ram.view(slot)[:] = payload(key)
+        else:
+            self.nvme.records[slot] = name_of(key).digest, payload(key)
+        self.store.slots(tier).ready([slot])
+        return Place(tier, slot)
+
+    def held(self, place: Place) -> bytes:
+        if place.tier == "hbm":
+            return bytes(self.device.pool[place.slot])
+        if place.tier == "ram":
+            assert self.store.ram is not None
+            return bytes(self.store.ram.view(place.slot))
+        return self.nvme.records[place.slot][1]
+
+    def begin(self, key: int, source: Place, tier: str) -> Place:
+        (slot,) = self.store.slots(tier).take(1) or [-1]
+        assert slot >= 0
+        self.store.begin(key, source, Place(tier, slot), name_of(key))
+        return Place(tier, slot)
+
+    def run(self) -> list[Landed]:
+        """Until nothing is pending."""
+        landed: list[Landed] = []
+        for _ in range(1000):
+            self.now += 0.5
+            self.reader.step()
+            self.writer.step()
+            landed += self.store.poll()
+            if not self.store.pending():
+                return landed
+        raise AssertionError("it does not come to an end")
+
+
+@pytest.mark.parametrize("order", ["early", "late"])
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_block_is_the_same_at_the_other_end(source: str, target: str, order: str) -> None:
+    bench = Bench(order)
+    place = bench.put(source, 7)
+    there = bench.begin(7, place, target)
+    assert bench.store.pending() == 1
+    assert bench.run() == [Landed(7, place, there)]
+    assert bench.held(there) == payload(7)
+    assert bench.store.slots(target).state(there.slot) is SlotState.READY
+    assert bench.store.slots(source).state(place.slot) is SlotState.READY
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_counters_are_what_was_moved(source: str, target: str) -> None:
+    """PITFALLS 14: move k, read k."""
+    bench = Bench()
+    places = [bench.put(source, key) for key in range(3)]
+    for key, place in enumerate(places):
+        bench.begin(key, place, target)
+    assert bench.store.stats()[f"{source}>{target}"]["in_flight"] == 3
+    assert bench.store.queued_bytes(source, target) == 3 * BLOCK
+    assert len(bench.run()) == 3
+    for way, counted in bench.store.stats().items():
+        blocks = 3 if way == f"{source}>{target}" else 0
+        assert (counted["blocks"], counted["bytes"], counted["failed"]) == (blocks, blocks * BLOCK, 0)
+    assert bench.store.speed(source, target) is not None
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_source_is_held_until_its_copy_is_acknowledged(source: str, target: str) -> None:
+    """PITFALLS 29: its owner lets go of it at once, and nobody else gets it before the copy has landed."""
+    bench = Bench()
+    place = bench.put(source, 7)
+    bench.begin(7, place, target)
+    slots = bench.store.slots(source)
+    slots.free([place.slot])
+    assert slots.state(place.slot) is SlotState.DRAINING
+    assert place.slot not in (slots.take(slots.free_count) or [])
+    bench.run()
+    assert slots.state(place.slot) is SlotState.EMPTY
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_block_that_is_still_filling_is_never_moved_or_counted(source: str, target: str) -> None:
+    """PITFALLS 28."""
+    bench = Bench()
+    (slot,) = bench.store.slots(source).take(1) or [-1]
+    with pytest.raises(Exception, match="filling, not ready"):
+        bench.begin(7, Place(source, slot), target)
+    assert bench.store.pending() == 0
+    assert bench.store.stats()[f"{source}>{target}"]["in_flight"] == 0
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_target_can_not_be_read_before_its_copy_has_landed(source: str, target: str) -> None:
+    """PITFALLS 28, at the other end."""
+    bench = Bench()
+    there = bench.begin(7, bench.put(source, 7), target)
+    slots = bench.store.slots(target)
+    with pytest.raises(Exception, match="filling, not ready"):
+        slots.hold(there.slot)
+    bench.run()
+    slots.hold(there.slot)
+
+
+# -- failures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "target"), [w for w in WAYS if "hbm" in w])
+def test_a_copy_that_the_device_fails_lands_as_failed(source: str, target: str) -> None:
+    bench = Bench()
+    bench.device.fails = lambda: "the device is on fire"
+    there = bench.begin(7, bench.put(source, 7), target)
+    (landed,) = bench.run()
+    assert landed.failed == "the device is on fire"
+    assert bench.store.slots(target).state(there.slot) is SlotState.FILLING
+    assert bench.store.staging is not None
+    assert bench.store.staging.slots.used_count == 0
+    assert bench.store.stats()[f"{source}>{target}"]["failed"] == 1
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), NoSpaceError(28, "No space left on device"),
+                                   BadRecordError("checksum", "slot 0"), ValueError("a bug")], ids=repr)
+@pytest.mark.parametrize(("source", "target"), [w for w in WAYS if "nvme" in w])
+def test_what_a_file_call_raises_lands_as_failed(source: str, target: str, error: Exception) -> None:
+    bench = Bench()
+    bench.nvme.faults.append(error)
+    there = bench.begin(7, bench.put(source, 7), target)
+    (landed,) = bench.run()
+    assert landed.failed
+    assert landed.bad == isinstance(error, BadRecordError)
+    assert landed.no_space == isinstance(error, NoSpaceError)
+    assert bench.store.slots(target).state(there.slot) is SlotState.FILLING
+    assert bench.store.staging is not None
+    assert bench.store.staging.slots.used_count == 0
+
+
+def test_a_bad_record_never_reaches_hbm() -> None:
+    bench = Bench()
+    place = bench.put("nvme", 7)
+    bench.nvme.records[place.slot] = name_of(8).digest, payload(8)
+    there = bench.begin(7, place, "hbm")
+    before = bench.held(there)
+    (landed,) = bench.run()
+    assert landed.bad
+    assert bench.held(there) == before
+
+
+@pytest.mark.parametrize("worker", ["reader", "writer"])
+def test_a_worker_that_dies_fails_what_it_had_and_what_comes(worker: str) -> None:
+    bench = Bench()
+    source, target = ("nvme", "ram") if worker == "reader" else ("ram", "nvme")
+    bench.begin(1, bench.put(source, 1), target)
+    getattr(bench, worker).die()
+    bench.begin(2, bench.put(source, 2), target)
+    assert [e.key for e in bench.run() if e.failed == "the worker has ended"] == [1, 2]
+    assert bench.store.workers()[worker] is False
+    # The other tiers go on.
+    bench.begin(3, bench.put("hbm", 3), "ram")
+    assert [e.failed for e in bench.run()] == [None]
+
+
+# -- order, and room in staging ----------------------------------------------------------------------------
+
+
+def test_writes_are_submitted_in_the_order_in_which_they_were_begun() -> None:
+    """So a child is never written before its parent, wherever either lies."""
+    bench = Bench(random.Random(3), hbm=6, ram=6, staging=3, nvme=12)
+    keys = list(range(12))
+    for key in keys:
+        bench.begin(key, bench.put("ram" if key % 2 else "hbm", key), "nvme")
+    bench.run()
+    assert bench.nvme.order == [name_of(key).digest for key in keys]
+
+
+def test_a_write_whose_copy_fails_does_not_hold_up_those_behind_it() -> None:
+    bench = Bench()
+    fails = iter(["the first copy fails"])
+    bench.device.fails = lambda: next(fails, None)
+    for key, tier in ((1, "hbm"), (2, "ram"), (3, "hbm")):
+        bench.begin(key, bench.put(tier, key), "nvme")
+    assert {e.key: e.failed for e in bench.run()} == {1: "the first copy fails", 2: None, 3: None}
+    assert bench.nvme.order == [name_of(2).digest, name_of(3).digest]
+
+
+def test_without_room_in_staging_moves_wait_and_go_on_by_themselves() -> None:
+    bench = Bench(hbm=8, staging=1, nvme=8)
+    for key in range(4):
+        bench.begin(key, bench.put("hbm", key), "nvme")
+        bench.begin(key + 4, bench.put("nvme", key + 4), "hbm")
+    assert {e.key for e in bench.run() if e.failed is None} == set(range(8))
+
+
+def test_a_flood_of_writes_leaves_staging_for_restores() -> None:
+    bench = Bench(hbm=8, staging=4, nvme=8)
+    for key in range(7):
+        bench.begin(key, bench.put("hbm", key), "nvme")
+    bench.begin(9, bench.put("nvme", 9), "hbm")
+    bench.reader.step()
+    landed: list[Landed] = []
+    for _ in range(3):  # the writer does nothing meanwhile
+        landed += bench.store.poll()
+    assert [e.key for e in landed] == [9]
+
+
+def test_poll_with_nothing_pending_finds_nothing() -> None:
+    bench = Bench()
+    assert bench.store.poll() == []
+    bench.wake.set()
+    assert bench.store.poll() == []
+
+
+def test_close_ends_all_that_runs_by_itself() -> None:
+    bench = Bench()
+    bench.begin(7, bench.put("ram", 7), "nvme")
+    bench.store.close()
+    assert bench.nvme.closed
+    assert bench.nvme.order == [name_of(7).digest]  # what was begun is done
+    assert bench.store.workers() == {"device": False, "reader": False, "writer": False}
+
+
+def test_over_real_threads_the_wake_tells_when_to_look() -> None:
+    import select
+
+    bench = Bench("early")
+    for worker in ("reader", "writer"):
+        setattr(bench.store, worker, ThreadWorker(worker, 2 if worker == "reader" else 1, bench.wake))
+    there = bench.begin(7, bench.put("ram", 7), "nvme")
+    back = None
+    landed: list[Landed] = []
+    while len(landed) < 2:
+        assert select.select([bench.wake.fd], [], [], 10)[0]
+        landed += bench.store.poll()
+        if landed and back is None:
+            back = bench.begin(7, there, "hbm")
+    assert back is not None
+    assert bench.held(back) == payload(7)
+    bench.store.close()
+
+
+# -- fences ------------------------------------------------------------------------------------------------
+
+
+class NoSpillFence(DeviceCopies):
+    def out(self, slot: int, into: memoryview) -> int:
+        return self._device.copy_out(slot, into, None)
+
+
+class NoRestoreFence(DeviceCopies):
+    def into(self, slot: int, source: memoryview) -> int:
+        return self._device.copy_in(slot, source, None)
+
+
+def spilled_while_it_is_computed(copies: type[DeviceCopies], target: str) -> bytes:
+    bench = Bench("early")
+    bench.store._copies = copies(bench.device)
+    (slot,) = bench.store.hbm.take(1) or [-1]
+
+    def compute(pool: Any) -> None:
+        pool[slot] = bytearray(payload(7))
+
+    bench.device.launch(compute)
+    bench.store.hbm.ready([slot])  # launched is as good as computed: whoever reads it comes after
+    there = bench.begin(7, Place("hbm", slot), target)
+    bench.run()
+    return bench.held(there)
+
+
+def restored_while_it_is_read(copies: type[DeviceCopies], source: str) -> tuple[bytes, bytes]:
+    """(what the computation read, what is in the slot in the end)"""
+    bench = Bench("early", hbm=1)
+    bench.store._copies = copies(bench.device)
+    old = bench.put("hbm", 1)
+    read: list[bytes] = []
+    bench.device.launch(lambda pool: read.append(bytes(pool[old.slot])))
+    bench.store.hbm.free([old.slot])  # its request has ended; what it launched has not
+    there = bench.begin(7, bench.put(source, 7), "hbm")
+    assert there == old
+    bench.run()
+    bench.device.sync()
+    return read[0], bench.held(there)
+
+
+@pytest.mark.parametrize("target", ["ram", "nvme"])
+def test_a_spill_that_does_not_wait_for_its_source_is_seen(target: str) -> None:
+    """PITFALLS 26."""
+    assert spilled_while_it_is_computed(DeviceCopies, target) == payload(7)
+    assert spilled_while_it_is_computed(NoSpillFence, target) != payload(7)
+
+
+@pytest.mark.parametrize("source", ["ram", "nvme"])
+def test_a_restore_into_a_slot_that_is_still_read_is_seen(source: str) -> None:
+    """PITFALLS 26."""
+    assert restored_while_it_is_read(DeviceCopies, source) == (payload(1), payload(7))
+    read, _ = restored_while_it_is_read(NoRestoreFence, source)
+    assert read == payload(7)  # the old request reads another's KV
+
+
+def test_a_source_that_is_not_held_is_seen_by_the_late_device() -> None:
+    """The twin finds out who uses a source again before its copy has ended."""
+    bench = Bench("late")
+    place = bench.put("hbm", 7)
+    there = bench.begin(7, place, "ram")
+    bench.device.pool[place.slot] = bytearray(payload(8))  # as one would who did not wait
+    bench.run()
+    assert bench.held(there) != payload(7)
