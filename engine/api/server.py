@@ -112,7 +112,7 @@ async def _flush(state: ServerState) -> list[str]:
     if wrote is None:
         return []
     blocks, left = wrote
-    behind = f"; there was no time for {left} more, which a restart computes again" if left else ""
+    behind = f"; there was no time for the rest of {left} conversations" if left else ""
     return [f"wrote {blocks} blocks to {state.config.nvme} that a restart finds{behind}"]
 
 

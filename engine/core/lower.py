@@ -144,7 +144,7 @@ class Lower:
 
     def facts(self) -> dict[str, Any]:
         """For /v1/cache/stats."""
-        facts: dict[str, Any] = {"moves": self.store.stats(),
+        facts: dict[str, Any] = {"moves": self.store.stats(), "workers": self.store.workers(),
                                  "restores_failed": self.restores.failed, "leaving": len(self.spills.leaving)}
         if self.persist is not None:
             facts["persist"] = {"in_line": self.persist.waiting(), "written": self.persist.written,

@@ -262,8 +262,8 @@ def test_the_ready_line_says_what_lies_below_hbm_and_the_notes_come_before_it() 
 
 @pytest.mark.parametrize(("wrote", "last"), [
     (None, "stopping"), ((31, 0), "wrote 31 blocks to cache that a restart finds"),
-    ((31, 7), "wrote 31 blocks to cache that a restart finds; there was no time for 7 more, which a restart computes "
-              "again")])
+    ((31, 7), "wrote 31 blocks to cache that a restart finds; there was no time for the rest of 7 "
+              "conversations")])
 def test_stopping_says_what_a_restart_will_find(wrote: tuple[int, int] | None, last: str) -> None:
     core = StartedFake()
     core.flushes = wrote

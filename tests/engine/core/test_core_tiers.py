@@ -495,6 +495,7 @@ def test_fifty_requests_that_wait_for_one_load_do_not_stop_the_others() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_50_000_requests_leave_no_trace() -> None:
     """PITFALLS 20: a steady load: the hit rate does not drift, nothing is leased that nobody owns, memory is flat."""
     import tracemalloc
