@@ -22,6 +22,7 @@ from radix.path import (
     TailNotKept,
     Victim,
 )
+from radix.recover import Record, Recovery
 from radix.tree import RadixTree
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "Policy",
     "RadixError",
     "RadixTree",
+    "Record",
+    "Recovery",
     "ResidenceError",
     "StalePathError",
     "TailKept",

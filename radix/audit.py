@@ -4,7 +4,8 @@ Structure   An edge has at least one block; its tokens are its blocks'; a child 
             lies under its first block's tokens; siblings differ in their first block. A tail is shorter than a
             block, has no children and lives in the top tier. Each id belongs to one edge or is free.
 Residence   The top tier is prefix-closed. A slot is in one block's hands. Counts in nodes and totals are sums.
-            Holes are counted elsewhere, they are no fault. An edge ends in something that is remembered.
+            Holes below are counted, they are no fault. An edge ends in something that is remembered, or is
+            under a lease. A block that is in a tier is not missed there.
 Leases      Covered is what leases cover, no more ("leased that nobody owns") and no less; all of it that a lease
             stands on is in the top tier.
 Heaps       Each candidate has an entry, no later in the order than the candidate is now.
@@ -137,6 +138,8 @@ def _residence(parts: Parts) -> Iterator[str]:
             there = [bool(blocks.resident[block] >> t & 1) for block in ids]
             if sum(there) != node.resident[t]:
                 yield f"{_name(node)}: {sum(there)} blocks in {tier}, it counts {node.resident[t]}"
+            if any(yes and blocks.missed[b] >> t & 1 for yes, b in zip(there, ids, strict=True)):
+                yield f"{_name(node)}: a block is in {tier}, and missed there"
             if any(yes != (blocks.slot[t][b] >= 0) for yes, b in zip(there, ids, strict=True)):
                 yield f"{_name(node)}: a block has a slot in {tier} and is not there, or the other way round"
             if t == TOP:
@@ -146,7 +149,8 @@ def _residence(parts: Parts) -> Iterator[str]:
                     yield f"{_name(node)}: {tier} is not prefix-closed"
         if not node.children and node.tail is None:
             last = ids[-1]
-            if last not in parts.ghosts and not parts.residence.is_anywhere(last):
+            known = last in parts.ghosts or parts.residence.is_anywhere(last) or parts.residence.is_leased(last)
+            if not known:
                 yield f"{_name(node)} ends in block {last}, which nothing remembers"
     for node in _all_nodes(parts):
         below = [*node.children.values()] + ([node.tail] if node.tail is not None else [])
@@ -166,9 +170,18 @@ def _totals(parts: Parts) -> Iterator[str]:
                 f"{tier}: {len(ids)} blocks and {leased} leased, "
                 f"it counts {residence.total[t]} and {residence.leased[t]}"
             )
+        holes = sum(_is_hole(parts, t, node, i) for node in _edges(parts) for i in range(node.n))
+        if residence.counts_holes[t] and holes != residence.holes[t]:
+            yield f"{tier}: {holes} holes, it counts {residence.holes[t]}"
         slots = [parts.blocks.slot[t][block] for block in ids] + [*residence.leaving[t].values()]
         if len(set(slots)) != len(slots):
             yield f"{tier}: a slot is in the hands of two blocks"
+
+
+def _is_hole(parts: Parts, t: int, node: Node, i: int) -> bool:
+    bits = parts.blocks.resident
+    behind = [node.blocks[i + 1]] if i + 1 < node.n else [child.blocks[0] for child in node.children.values()]
+    return not bits[node.blocks[i]] >> t & 1 and any(bits[block] >> t & 1 for block in behind)
 
 
 def _leases(parts: Parts) -> Iterator[str]:

@@ -7,6 +7,7 @@ that no two blocks share, so (id, born) names a block for good even though its i
     column     bytes  meaning
     resident   1      bit t: in tier t
     queued     1      bit t: has an entry in tier t's heap of candidates
+    missed     1      bit t: left tier t, and was not wanted since (wanted.py)
     slot[t]    4      its place in tier t; -1 where it is not resident
     node       4      id of the node that owns it
     depth      4      blocks before it on its path
@@ -55,7 +56,7 @@ class Blocks:
         self.serial = 0
         self._free: IntArray = np.empty(0, np.int32)
         self.n_free = 0
-        self.resident = self.queued = array("B")
+        self.resident = self.queued = self.missed = array("B")
         self.slot: list[array[int]] = [array("i") for _ in range(n_tiers)]
         self.node, self.depth = array("i"), array("i")
         self.born, self.uses = array("I"), array("I")
@@ -71,6 +72,7 @@ class Blocks:
     def _grow(self, capacity: int) -> None:
         self.resident = _grown("B", self.resident, capacity)
         self.queued = _grown("B", self.queued, capacity)
+        self.missed = _grown("B", self.missed, capacity)
         self.slot = [_grown("i", column, capacity, fill=-1) for column in self.slot]
         self.node = _grown("i", self.node, capacity)
         self.depth = _grown("i", self.depth, capacity)
@@ -79,6 +81,7 @@ class Blocks:
         self.last_use = _grown("d", self.last_use, capacity)
         self.resident_v = np.frombuffer(self.resident, np.uint8)
         self.queued_v = np.frombuffer(self.queued, np.uint8)
+        self.missed_v = np.frombuffer(self.missed, np.uint8)
         self.slot_v: list[IntArray] = [np.frombuffer(column, np.int32) for column in self.slot]
         self.node_v: IntArray = np.frombuffer(self.node, np.int32)
         self.depth_v: IntArray = np.frombuffer(self.depth, np.int32)
@@ -128,7 +131,7 @@ class Blocks:
     def free(self, block: int) -> None:
         """Give a block's id back; it is resident nowhere."""
         assert not self.resident[block], f"block {block} is freed while resident"
-        self.queued[block] = 0
+        self.queued[block] = self.missed[block] = 0
         self.born[block] = 0  # nobody's, until it is handed out again
         if self._digest is not None:
             at = block * DIGEST_BYTES

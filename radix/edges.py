@@ -53,7 +53,7 @@ class Edges:
             0 < node.n < GROW_BLOCKS and not node.children and node.tail is None and not node.is_tail
         )
         if not appendable:
-            return self._new_child(node, tokens, n, now), 0
+            return self.branch(node, tokens, n, now), 0
         self.flush_uses(node)
         if node.slack:
             node.trim(self._stride)
@@ -64,7 +64,8 @@ class Edges:
         node.n += n
         return node, first
 
-    def _new_child(self, parent: Node, tokens: bytes, n: int, now: float) -> Node:
+    def branch(self, parent: Node, tokens: bytes, n: int, now: float) -> Node:
+        """The same as an edge of its own, whatever is there."""
         id = self._nodes.reserve()
         ids = self._blocks.allocate(n, id, parent.end, now)
         child = Node(id, parent, parent.end, tokens, ids, self._n_tiers)
@@ -148,10 +149,10 @@ class Edges:
     # After    a [██]                    ids of ▒ are free; tokens are cut when a is next read
     def prune(self, block: int) -> Root | None:
         """Forget a block that nothing remembers, and those before it that only it kept. Nothing happens while
-        something known lies behind it. Returns a root that is empty now, if one is."""
+        something known lies behind it, or a lease covers it. Returns a root that is empty now, if one is."""
         node = self._nodes[self._blocks.node[block]]
         while not node.children and node.tail is None:
-            while node.n and self._is_forgotten(int(node.blocks[node.n - 1])):
+            while node.n > node.covered and self._is_forgotten(int(node.blocks[node.n - 1])):
                 node.n -= 1
                 node.slack = True
                 self._blocks.free(int(node.blocks[node.n]))

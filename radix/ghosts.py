@@ -25,7 +25,6 @@ class Ghosts:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._by_block: dict[int, Ghost] = {}
-        self.wanted: dict[str, int] = {}  # by tier: evicted, then computed again while we remembered
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -49,12 +48,6 @@ class Ghosts:
             expired.append(oldest)
         return expired
 
-    def returned(self, block: int) -> None:
-        """The block was computed or loaded again."""
-        ghost = self._by_block.pop(block, None)
-        if ghost is not None:
-            self.wanted[ghost.tier] = self.wanted.get(ghost.tier, 0) + 1
-
     def discard(self, block: int) -> None:
-        """The block goes from the tree for another reason than age."""
+        """The block was computed or loaded again, or goes from the tree for another reason than age."""
         self._by_block.pop(block, None)

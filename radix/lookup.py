@@ -15,7 +15,7 @@ import numpy as np
 
 from radix.blocks import Blocks, IntArray
 from radix.ghosts import Ghost, Ghosts
-from radix.node import TOKEN_BYTES, Node, common_head, common_tokens
+from radix.node import TOKEN_BYTES, Node, Nodes, Root, common_head, common_tokens
 from radix.path import Namespace, Partial, Path
 from radix.residence import TOP
 
@@ -156,6 +156,26 @@ def _evicted(
         return 0, None
     n = len(gone) * (stride // TOKEN_BYTES)
     return n - (reused if gone[0] == rest[0] else 0), ghosts.get(int(gone[0]))
+
+
+def path_to(block: int, nodes: Nodes, blocks: Blocks, block_size: int) -> Path:
+    """From the root to a known block; no tokens are compared."""
+    parts: list[IntArray] = []
+    node: Node | None = nodes[blocks.node[block]]
+    assert node is not None
+    upto = blocks.depth[block] + 1 - node.start
+    n_top = 0
+    while node is not None and node.parent is not None:
+        parts.append(node.blocks[:upto])
+        there = min(node.resident[TOP], upto)
+        n_top = there if there < upto else n_top + there
+        node = node.parent
+        upto = node.n
+    assert isinstance(node, Root)
+    ids = np.concatenate(parts[::-1])
+    last = int(ids[n_top - 1]) if n_top else -1
+    born = blocks.born[last] if n_top else 0
+    return Path(Namespace(node.name), ids, n_top, n_top * block_size, len(ids) * block_size, last, born)
 
 
 def continues(node: Node, at: int, tokens: bytes, blocks: Blocks, stride: int) -> bool:

@@ -38,56 +38,54 @@ class Recovery(NamedTuple):
     duplicates: list[int]
 
 
+Place = tuple[bytes, int, bytes]  # root, depth, digest
+
+
 def recover(tree: RadixTree, tier: int, records: Iterable[Record]) -> Recovery:
     """Build it. The tree is empty, or knows none of the blocks."""
-    newest: dict[bytes, Record] = {}
-    duplicates = []
+    newest: dict[Place, Record] = {}
+    orphans, duplicates = [], []
+    latest = 0
     for record in (Record(*r) for r in records):
-        other = newest.get(record.digest)
-        if other is not None:
+        latest = max(latest, record.order)
+        if len(record.tokens) != 4 * tree.block_size or block_digest(record.parent, record.tokens) != record.digest:
+            orphans.append(record.slot)
+            continue
+        place = record.root, record.depth, record.digest
+        if (other := newest.get(place)) is not None:
             older, record = sorted((other, record), key=lambda r: r.order)
             duplicates.append(older.slot)
-        newest[record.digest] = record
-    children: dict[bytes, list[Record]] = {}
+        newest[place] = record
+    children: dict[Place, list[Record]] = {}
     for record in newest.values():
-        children.setdefault(record.parent, []).append(record)
-    found = 0
-    roots = {r.root for r in newest.values()}
-    stack = [(root, -1, root, 0, child) for root in roots for child in children.pop(root, ())]
-    orphans = []
-    while stack:
-        root, parent, name, depth, record = stack.pop()
-        run, below = [], [record]
-        while len(below) == 1 and _fits(tree, below[0], root, name, depth):
-            run.append(below[0])
-            name, depth = below[0].digest, depth + 1
-            below = children.pop(name, [])
-        if not run:
-            orphans += _lost(record, children)
-            continue
-        slots = np.array([r.slot for r in run], np.int32)
-        ids = tree.adopt_found(root, parent, tier, b"".join(r.tokens for r in run), slots, _when(tree, run))
-        found += len(run)
-        stack += [(root, int(ids[-1]), name, depth, child) for child in below]
+        children.setdefault((record.root, record.depth, record.parent), []).append(record)
+    found = _build(tree, tier, children, latest)
     orphans += [r.slot for rest in children.values() for r in rest]
     return Recovery(found, orphans, duplicates)
 
 
-def _fits(tree: RadixTree, record: Record, root: bytes, parent: bytes, depth: int) -> bool:
-    return (record.root == root and record.depth == depth and len(record.tokens) == 4 * tree.block_size
-            and block_digest(parent, record.tokens) == record.digest)
-
-
-def _lost(record: Record, children: dict[bytes, list[Record]]) -> list[int]:
-    """The slots of a record that fits nowhere, and of all behind it."""
-    slots, stack = [], [record]
+def _build(tree: RadixTree, tier: int, children: dict[Place, list[Record]], latest: int) -> int:
+    """Take what hangs together from the roots on out of `children`; how many blocks that is."""
+    found = 0
+    roots = [place for place in children if place[1] == 0 and place[0] == place[2]]
+    stack = [(-1, child) for root in roots for child in _in_order(children.pop(root))]
     while stack:
-        one = stack.pop()
-        slots.append(one.slot)
-        stack += children.pop(one.digest, [])
-    return slots
+        parent, record = stack.pop()
+        run, below = [], [record]
+        while len(below) == 1:
+            run += below
+            last = run[-1]
+            below = children.pop((last.root, last.depth + 1, last.digest), [])
+        slots = np.array([r.slot for r in run], np.int32)
+        # One age for a run, that of its newest: older than anything of this process, in the order of writing.
+        when = tree.before_now(latest - max(r.order for r in run))
+        ids = tree.adopt_found(record.root, parent, tier, b"".join(r.tokens for r in run), slots, when)
+        found += len(run)
+        stack += [(int(ids[-1]), child) for child in _in_order(below)]
+    return found
 
 
-def _when(tree: RadixTree, run: list[Record]) -> float:
-    """Older than anything of this process, and in the order of writing."""
-    return tree.before_now(max(r.order for r in run))
+def _in_order(siblings: list[Record]) -> list[Record]:
+    """So that the one with the least tokens is taken from the end first: a node keeps its children in order, and
+    puts each behind those that it has."""
+    return sorted(siblings, key=lambda r: r.tokens, reverse=True)

@@ -5,6 +5,8 @@ slots", "this one is leaving") from the tree, and keeps with them, for each tier
 
     total[t]     blocks that are there and can be matched
     leased[t]    of those, the ones under a lease
+    holes[t]     blocks that are not there, and a child of theirs is (`lost` leaves them; counted below the top
+                 in tiers that are not spare, since there nothing else does)
     leaving[t]   chosen to leave, their slot still in use: block id -> slot. Such a block may be adopted again
                  in another slot; it is no candidate until its old one is reported
 
@@ -47,6 +49,8 @@ class Residence:
         self._lower = range(1, len(tiers))
         self.total = [0] * len(tiers)
         self.leased = [0] * len(tiers)
+        self.holes = [0] * len(tiers)
+        self.counts_holes = tuple(t != TOP and not spare for t, spare in enumerate(self._spare))
         self.leaving: list[dict[int, int]] = [{} for _ in tiers]
         self.heaps = [Candidates(tier, blocks, self.is_candidate, self.key) for tier in range(len(tiers))]
 
@@ -113,12 +117,26 @@ class Residence:
         """node.blocks[first:last], none of them there yet, are in the tier from now on."""
         ids = node.blocks[first:last]
         self.blocks.put(tier, ids, slots)
+        if self.counts_holes[tier]:
+            self.holes[tier] += self._holes_made(tier, node, first, last)
         node.resident[tier] += last - first
         self.total[tier] += last - first
         self.leased[tier] += max(0, min(last, node.covered) - first)
         if first == 0 and node.parent is not None:
             node.parent.kids[tier] += 1
         self._offer_placed(tier, ids)
+
+    def _holes_made(self, tier: int, node: Node, first: int, last: int) -> int:
+        """By which number of holes a tier with node.blocks[first:last] differs from one without them. To be asked
+        while the parent's `kids` do not count them."""
+        before = node
+        siblings = 0
+        if first == 0 and node.parent is not None:
+            before = node.parent
+            siblings = before.kids[tier]
+            first = before.n
+        opens = first > 0 and not siblings and not self.blocks.resident[before.blocks[first - 1]] & (1 << tier)
+        return opens - self.has_child(tier, int(node.blocks[last - 1]))
 
     def _offer_placed(self, tier: int, ids: IntArray) -> None:
         if self._spare[tier]:
@@ -146,13 +164,15 @@ class Residence:
         self.total[tier] -= 1
         if at < node.covered:
             self.leased[tier] -= 1
-        before = node
+        before, behind = node, at
         if at == 0 and node.parent is not None:
             before = node.parent
             before.kids[tier] -= 1
-            at = before.n
-        if at > 0:
-            self.offer(tier, int(before.blocks[at - 1]))
+            behind = before.n
+        if self.counts_holes[tier]:
+            self.holes[tier] -= self._holes_made(tier, node, at, at + 1)
+        if behind > 0:
+            self.offer(tier, int(before.blocks[behind - 1]))
         return slot
 
     def cover(self, node: Node, covered: int) -> None:
@@ -200,12 +220,32 @@ class Residence:
             chosen.append((block, slot))
         return chosen
 
-    def unchoose(self, tier: int, block: int, slot: int) -> None:
-        """Take back a choice as if it had not been made; in the opposite order of choosing."""
+    def coming(self, tier: int, n: int) -> list[tuple[int, int]]:
+        """What `choose` would choose, and as if it had not: entries that were obsolete may be gone, no more."""
+        heap = self.heaps[tier]
+        pops = heap.pops
+        chosen = self.choose(tier, n)
+        for block, slot in reversed(chosen):
+            self._unchoose(tier, block, slot)
+        for block, _ in chosen:
+            self.offer(tier, block)  # a parent of another is no candidate any more
+        heap.pops = pops
+        return chosen
+
+    # Not by `place`: copies below are what they were, and need not be offered again.
+    def _unchoose(self, tier: int, block: int, slot: int) -> None:
+        """In the opposite order of choosing."""
         del self.leaving[tier][block]
         node = self.nodes[self.blocks.node[block]]
         at = self.blocks.depth[block] - node.start
-        self.place(tier, node, at, at + 1, np.array([slot], np.int32))
+        self.blocks.resident[block] |= 1 << tier
+        self.blocks.slot[tier][block] = slot
+        if self.counts_holes[tier]:
+            self.holes[tier] += self._holes_made(tier, node, at, at + 1)
+        node.resident[tier] += 1
+        self.total[tier] += 1
+        if at == 0 and node.parent is not None:
+            node.parent.kids[tier] += 1
 
     def left(self, tier: int, block: int) -> bool:
         """The block's leaving is done. False if it was not leaving."""

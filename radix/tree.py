@@ -20,30 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from radix import audit, lookup
-from radix.ages import Ages
+from radix.arrivals import Arrivals
 from radix.blocks import Blocks, IntArray
+from radix.departures import Departures
 from radix.digest import block_digest, root_digest
 from radix.edges import Edges
 from radix.errors import ArgumentError, ResidenceError
 from radix.eviction import Policy, lru
-from radix.ghosts import Ghost, Ghosts
+from radix.ghosts import Ghosts
+from radix.growth import Growth
 from radix.lease import Holds, Lease, LeaseInfo
-from radix.node import TOKEN_BYTES, Node, Nodes, Root, common_tokens
-from radix.path import (
-    ADOPTED,
-    DuplicateOf,
-    Extended,
-    Namespace,
-    Outcome,
-    Path,
-    TailKept,
-    TailNotKept,
-    Victim,
-)
+from radix.node import TOKEN_BYTES, Node, Nodes, Root
+from radix.path import Extended, Namespace, Path, TailKept, TailNotKept, Victim
 from radix.recover import Record, Recovery, recover
 from radix.residence import TOP, Residence
 from radix.tails import Tails
 from radix.uses import Uses
+from radix.wanted import Wanted
+
+#: Between two records of a restart. Steps of less are lost in a clock of 10**9 seconds.
+RECOVERED_STEP_S = 1e-6
 
 #: What a million tokens of 16 a block were: about 4 MB of tokens, 2 MB of columns, 6 MB of facts.
 MAX_GHOSTS = 65_536
@@ -85,8 +81,17 @@ class RadixTree:
         self._tails = Tails(
             self._blocks, self._residence, self._edges, self._ghosts, self._holds, self._stride
         )
-        self._age_at_eviction = [Ages() for _ in tiers]
-        self._evictions: dict[str, dict[str, int]] = {tier: {} for tier in tiers}
+        self._wanted = Wanted(self._blocks)
+        self._growth = Growth(
+            self._blocks, self._residence, self._edges, self._tails, self._ghosts, self._wanted, self._stride, clock
+        )
+        self._arrivals = Arrivals(
+            self._blocks, self._nodes, self._residence, self._tails, self._ghosts, self._wanted, self._stride
+        )
+        self._departures = Departures(
+            self._blocks, self._nodes, self._roots, self._residence, self._edges, self._tails, self._ghosts,
+            self._wanted, clock,
+        )  # fmt: skip
 
     # ---------------------------------------------------------------- looking
 
@@ -123,23 +128,7 @@ class RadixTree:
 
     def path_to(self, block: int) -> Path:
         """From the root to a known block: `known` are all ids, holes among them."""
-        parts: list[IntArray] = []
-        node: Node | None = self._nodes[self._blocks.node[block]]
-        assert node is not None
-        upto = self._blocks.depth[block] + 1 - node.start
-        n_top, whole = 0, True
-        while node is not None and node.parent is not None:
-            parts.append(node.blocks[:upto])
-            there = min(node.resident[TOP], upto)
-            n_top, whole = (there, False) if there < upto else (n_top + there, whole)
-            node = node.parent
-            upto = node.n
-        assert isinstance(node, Root)
-        ids = np.concatenate(parts[::-1])
-        last = int(ids[n_top - 1]) if n_top else -1
-        size = self.block_size
-        return Path(Namespace(node.name), ids, n_top, n_top * size, len(ids) * size, last,
-                    self._blocks.born[last] if n_top else 0)  # fmt: skip
+        return lookup.path_to(block, self._nodes, self._blocks, self.block_size)
 
     # One block, by its id. An id comes back after the block was forgotten; (id, born) names it for good.
 
@@ -227,18 +216,17 @@ class RadixTree:
             "ghosts": len(self._ghosts),
             "leases": len(self._holds),
             **self._uses.stats(),
-            "tiers": {name: self._tier_stats(t, name) for t, name in enumerate(self.tiers)},
+            "tiers": {name: self._tier_stats(t) for t, name in enumerate(self.tiers)},
         }
 
-    def _tier_stats(self, t: int, name: str) -> dict[str, Any]:
+    def _tier_stats(self, t: int) -> dict[str, Any]:
         return {
             "resident": self._residence.total[t],
             "leased": self._residence.leased[t],
             "leaving": len(self._residence.leaving[t]),
-            "evictions": sum(self._evictions[name].values()),
-            "evicted_by_reason": dict(self._evictions[name]),
-            "evicted_then_wanted": self._ghosts.wanted.get(name, 0),
-            "age_at_eviction": self._age_at_eviction[t].summary(),
+            "holes": self._residence.holes[t],
+            **self._departures.stats(t),
+            "age_at_hit": self._uses.age_at_hit(t),
             "heap": len(self._residence.heaps[t]),
             "heap_pops": self._residence.heaps[t].pops,
         }
@@ -248,7 +236,8 @@ class RadixTree:
     def lease(self, path: Path, owner: str, *, counted: bool | None = True, reach: int | None = None) -> Lease:
         """Hold a path, its partial block too. Raises StalePathError.
 
-        With `reach`, it covers so many of `path.known`, whichever tier they are in: none of them leaves any.
+        With `reach`, it covers so many of `path.known`, whichever tier they are in: none of them leaves any but
+        those that are leaving already.
 
         This is what counts as a use, and makes the path young. With `counted` False it is no hit (a preempted
         request comes back to its own blocks). With None it is neither until `Lease.confirm` (an admission that
@@ -257,8 +246,10 @@ class RadixTree:
         self._uses.check(path)
         lease = Lease(self, self._holds.next_serial(), owner, path, self._clock())
         if reach is not None and reach > path.n_blocks:
-            lease.reach = int(path.known[reach - 1])
-            self._holds.stand(lease, lease.reach)
+            end = int(path.known[reach - 1])
+            self._uses.check_reach(end, reach)
+            lease.reach = end
+            self._holds.stand(lease, end)
         else:
             self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
         if counted is not None:
@@ -270,6 +261,11 @@ class RadixTree:
         now = self._clock()
         if counted:
             self._uses.count(lease.path, now)
+        if lease.reach >= 0:
+            below = lease.path.known[lease.path.n_blocks : self._blocks.depth[lease.reach] + 1]
+            self._wanted.read(below)
+            if counted:
+                self._uses.count_below(below, now)
         self._uses.touch(lease.path, now, 1 if counted else 0)
 
     def move_lease(self, lease: Lease, path: Path) -> None:
@@ -278,14 +274,22 @@ class RadixTree:
         lease.path = path
         if lease.reach >= 0 and self._blocks.depth[lease.reach] >= path.n_blocks:
             return  # it still holds what is to be reached
-        lease.reach = -1
-        self._holds.stand(lease, path.partial.block if path.partial is not None else path.end)
+        self._stand(lease, path.partial.block if path.partial is not None else path.end)
 
     def end_lease(self, lease: Lease) -> None:
         """`Lease.release`."""
         if lease.confirmed:
             self._uses.touch(lease.path, self._clock(), 0)
+        if lease.reach >= 0:
+            self._stand(lease, -1)
         self._holds.end(lease)
+
+    def _stand(self, lease: Lease, block: int) -> None:
+        """It reaches no further than the top tier from now on."""
+        reach, lease.reach = lease.reach, -1
+        self._holds.stand(lease, block)
+        if reach >= 0:
+            self._departures.uncovered(reach)
 
     def touch(self, path: Path, reach: int | None = None) -> None:
         """The path is wanted: it is younger from now on, with `reach` so many of its known blocks.
@@ -293,6 +297,7 @@ class RadixTree:
         self._uses.check(path)
         if reach is not None and reach > path.n_blocks:
             end = int(path.known[reach - 1])
+            self._uses.check_reach(end, reach)
             path = path._replace(end=end, born=self._blocks.born[end], partial=None)
         self._uses.touch(path, self._clock(), 0)
 
@@ -337,59 +342,9 @@ class RadixTree:
             return Extended(self._path_of(path.namespace, path.blocks), [], [])
         node, at = self._end_of(path)
         given: IntArray = np.asarray(slots, np.int32)
-        parts, outcomes, freed = [path.blocks], [], list[int]()
-        done = 0
-        while done < n:
-            if at == node.n:
-                child = node.children.get(tokens[done * self._stride : (done + 1) * self._stride])
-                if child is None:
-                    break
-                node, at = child, 0
-            if node.slack:
-                node.trim(self._stride)
-            shared = common_tokens(
-                tokens, done * self._stride, len(tokens), node.tokens, at * self._stride, len(node.tokens)
-            )
-            k = shared // self.block_size
-            if not k:
-                break
-            outcomes += self._adopt_known(node, at, at + k, given[done : done + k], freed)
-            parts.append(node.blocks[at : at + k])
-            at, done = at + k, done + k
-        if done < n:
-            parts.append(self._adopt_new(node, at, tokens[done * self._stride :], given[done:], freed))
-            outcomes += [ADOPTED] * (n - done)
+        parts, freed = [path.blocks], list[int]()
+        outcomes = self._growth.extend(node, at, tokens, given, parts, freed)
         return Extended(self._path_of(path.namespace, np.concatenate(parts)), outcomes, freed)
-
-    def _adopt_known(
-        self, node: Node, first: int, last: int, given: IntArray, freed: list[int]
-    ) -> list[Outcome]:
-        """Blocks that the tree has: duplicates as far as the top tier reaches, the rest adopted again."""
-        middle = min(max(node.resident[TOP], first), last)
-        there = self._blocks.slot_v[TOP][node.blocks[first:middle]]
-        outcomes: list[Outcome] = [
-            ADOPTED if mine == slot else DuplicateOf(slot)
-            for slot, mine in zip(there.tolist(), given.tolist(), strict=False)
-        ]
-        if first == 0 and node.parent is not None:
-            self._tails.retire(node.parent, node.tokens[: self._stride], int(given[0]), freed)
-        if middle < last:
-            ids = node.blocks[middle:last]
-            for block in ids.tolist():
-                self._ghosts.returned(block)
-            self._blocks.last_use_v[ids] = self._clock()
-            self._residence.place(TOP, node, middle, last, given[middle - first :])
-            outcomes += [ADOPTED] * (last - middle)
-        return outcomes
-
-    def _adopt_new(self, node: Node, at: int, tokens: bytes, given: IntArray, freed: list[int]) -> IntArray:
-        """Blocks that nobody has seen: behind a cut, if it is inside an edge."""
-        if at < node.n:
-            node = self._edges.split(node, at)
-        self._tails.retire(node, tokens[: self._stride], int(given[0]), freed)
-        owner, first = self._edges.grow(node, tokens, len(given), self._clock())
-        self._residence.place(TOP, owner, first, owner.n, given)
-        return owner.blocks[first:]
 
     def _path_of(self, namespace: Namespace, ids: IntArray) -> Path:
         n_tokens = len(ids) * self.block_size
@@ -420,7 +375,7 @@ class RadixTree:
             return None
         freed: list[int] = []
         self._tails.remove(node, -1, freed)
-        self._drop_if_empty(node)
+        self._departures.drop_if_empty(node)
         return freed[0]
 
     # ---------------------------------------------------------------- moving and forgetting
@@ -443,11 +398,7 @@ class RadixTree:
     def coming(self, tier: str, n: int) -> list[Victim]:
         """What `victims` would choose now; nothing changes."""
         t = self._residence.index(tier)
-        chosen = self._residence.choose(t, n)
-        victims = [Victim(block, slot, self._n_tokens(block)) for block, slot in chosen]
-        for block, slot in reversed(chosen):
-            self._residence.unchoose(t, block, slot)
-        return victims
+        return [Victim(block, slot, self._n_tokens(block)) for block, slot in self._residence.coming(t, n)]
 
     def value(self, block: int) -> float:
         """What the policy says of the block now: of two, the one with less leaves first."""
@@ -459,110 +410,44 @@ class RadixTree:
         t = self._residence.index(tier)
         if t == TOP:
             raise ResidenceError(f"a block can't be lost from {tier}: computation reads it there")
-        self._drop(t, blocks, reason)
+        self._departures.drop(t, blocks, reason)
 
     def recover(self, tier: str, records: Iterable[Record]) -> Recovery:
-        """What a restart found in a tier: known again, parents before children."""
+        """What a restart found in a tier: known again. The tree is empty, or knows none of it."""
         return recover(self, self._residence.index(tier), records)
 
-    def before_now(self, order: int) -> float:
-        """A time before this tree began, in the order of `order`."""
-        return self._began - 1.0 / (1.0 + order)
+    def before_now(self, steps: int) -> float:
+        """A time before this tree began: the more steps, the longer ago."""
+        return self._began - RECOVERED_STEP_S * (1 + steps)
 
     def adopt_found(self, root: bytes, parent: int, t: int, tokens: bytes, slots: IntArray, when: float) -> IntArray:
-        """A run of blocks of `recover`, behind a known one (-1: the root); ids of it."""
+        """A run of blocks of `recover`, behind a known one (-1: the root), as an edge of its own; their ids."""
         if parent < 0:
             node: Node | None = self._roots.get(root)
             if node is None:
                 node = self._roots[root] = Root(root, len(self.tiers))
+            if tokens[: self._stride] in node.children:
+                raise ResidenceError("the tree knows what is recovered: recover before anything else")
         else:
             node = self._nodes[self._blocks.node[parent]]
             at = self._blocks.depth[parent] + 1 - node.start
             if at < node.n:
                 node = self._edges.split(node, at)
-        owner, first = self._edges.grow(node, tokens, len(slots), when)
-        self._residence.place(t, owner, first, owner.n, slots)
-        return owner.blocks[first:]
+        edge = self._edges.branch(node, tokens, len(slots), when)
+        self._residence.place(t, edge, 0, edge.n, slots)
+        return edge.blocks
 
     def kept(self, tier: str, blocks: Iterable[int]) -> list[int]:
         """Victims that were not dropped after all are in their slots as before. Parents first. Returns slots
         of tails that they repeat, for the caller to free."""
-        t = self._residence.index(tier)
-        freed: list[int] = []
-        for block in blocks:
-            slot = self._residence.leaving[t].get(block)
-            if slot is None or self._blocks.resident[block] & (1 << t):
-                raise ResidenceError(f"block {block} is not leaving {tier}, or has come back to it")
-            self._place_one(t, block, slot, freed)
-        return freed
+        return self._arrivals.kept(self._residence.index(tier), blocks)
 
     def placed(self, tier: str, blocks: Sequence[int], slots: Sequence[int]) -> list[int]:
         """Known blocks are in a tier from now on (a spill or a restore is done). In the top tier, parents
         first. Returns slots of tails that they repeat, for the caller to free."""
-        t = self._residence.index(tier)
-        freed: list[int] = []
-        for block, slot in zip(blocks, slots, strict=True):
-            if self._blocks.resident[block] & (1 << t):
-                raise ResidenceError(f"block {block} is in {tier} already")
-            self._place_one(t, block, slot, freed)
-            self._ghosts.returned(block)
-        return freed
-
-    def _place_one(self, t: int, block: int, slot: int, freed: list[int]) -> None:
-        node = self._nodes[self._blocks.node[block]]
-        at = self._blocks.depth[block] - node.start
-        parent = node.parent
-        assert parent is not None
-        if t == TOP:
-            if (parent.resident[TOP] != parent.n) if at == 0 else (node.resident[TOP] != at):
-                raise ResidenceError(f"block {block} can't be in {self.tiers[TOP]} before its parent is")
-            if node.is_tail:
-                node.doomed = lookup.continues(parent, parent.n, node.tokens, self._blocks, self._stride)
-            elif at == 0:
-                self._tails.retire(parent, node.tokens[: self._stride], slot, freed)
-        elif node.is_tail:
-            raise ResidenceError(f"block {block} is a partial tail: it lives in {self.tiers[TOP]} only")
-        self._residence.leaving[t].pop(block, None)
-        self._residence.place(t, node, at, at + 1, np.array([slot], np.int32))
+        return self._arrivals.placed(self._residence.index(tier), blocks, slots)
 
     def dropped(self, tier: str, blocks: Iterable[int], reason: str = "space") -> None:
         """Blocks are in `tier` no more: victims, or any that nobody holds and that have no child there (then the
         caller frees their slots). What is in no tier becomes a ghost."""
-        t = self._residence.index(tier)
-        self._drop(t, blocks, reason)
-
-    def _drop(self, t: int, blocks: Iterable[int], reason: str) -> None:
-        now, tier = self._clock(), self.tiers[t]
-        ghost = Ghost(now, tier, reason)
-        n = 0
-        for block in blocks:
-            if not self._residence.left(t, block):
-                self._leave_unasked(t, block)
-            n += 1
-            self._age_at_eviction[t].add(now - self._residence.last_use(block))
-            if not self._residence.is_anywhere(block):
-                for forgotten in self._ghosts.add(block, ghost):
-                    self._forget(forgotten)
-        by_reason = self._evictions[tier]
-        by_reason[reason] = by_reason.get(reason, 0) + n
-
-    def _leave_unasked(self, t: int, block: int) -> None:
-        if not self._blocks.resident[block] & (1 << t):
-            raise ResidenceError(f"block {block} is not in {self.tiers[t]}")
-        if self._residence.is_leased(block):
-            raise ResidenceError(f"block {block} is leased: it can't be dropped from {self.tiers[t]}")
-        if t == TOP and self._residence.has_child(t, block):
-            raise ResidenceError(f"block {block} can't leave {self.tiers[t]} before its children do")
-        self._residence.leave(t, block)
-
-    def _forget(self, block: int) -> None:
-        """A ghost has expired."""
-        node = self._nodes[self._blocks.node[block]]
-        self._tails.count -= node.is_tail
-        root = self._edges.prune(block)
-        if root is not None:
-            self._drop_if_empty(root)
-
-    def _drop_if_empty(self, node: Node) -> None:
-        if isinstance(node, Root) and not node.children and node.tail is None:
-            del self._roots[node.name]
+        self._departures.drop(self._residence.index(tier), blocks, reason)

@@ -65,21 +65,26 @@ class WorstCaseDevice:
 
     def finished(self) -> list[tuple[int, str | None]]:
         while self._late and (self._order == "late" or self._by_chance()):
-            ticket, after, copy = self._late.pop()
-            self._run_until(after)
-            copy()
-            self._ended.append((ticket, None))
+            self._copy_a_late_one()
         ended, self._ended = self._ended, []
         return ended
 
+    def die(self) -> None:
+        """As a device that is lost: what it has begun and not done fails."""
+        self.alive = False
+        self._ended += [(ticket, "the device has ended") for ticket, _, _ in self._late]
+        self._late.clear()
+
     def close(self) -> None:
+        while self._late:
+            self._copy_a_late_one()
         self.alive = False
 
     # -- inside ------------------------------------------------------------------------------------------
 
     def _begin(self, copy: Callable[[], None], after: int | None) -> int:
         self._ticket += 1
-        failed = self.fails()
+        failed = self.fails() if self.alive else "the device has ended"
         if failed is not None:
             self._ended.append((self._ticket, failed))
         elif self._order == "early" or (self._order != "late" and self._by_chance()):
@@ -92,6 +97,12 @@ class WorstCaseDevice:
             self._wake.set()
         return self._ticket
 
+    def _copy_a_late_one(self) -> None:
+        ticket, after, copy = self._late.pop()
+        self._run_until(after)
+        copy()
+        self._ended.append((ticket, None))
+
     def _by_chance(self) -> bool:
         return isinstance(self._order, random.Random) and self._order.random() < 0.5
 
@@ -102,7 +113,8 @@ class WorstCaseDevice:
 
 
 class SteppedWorker:
-    """`tiers.worker.Worker` that does a job when `step` is called, in the order of `submit`."""
+    """`tiers.worker.Worker` that does a job when `step` is called: in the order of `submit`, or another, as several
+    threads would."""
 
     def __init__(self, wake: Wake | None = None) -> None:
         self.alive = True
@@ -116,11 +128,12 @@ class SteppedWorker:
         else:
             self._end(done, WorkerDiedError("the worker has ended"))
 
-    def step(self) -> bool:
-        """One job; False if there is none."""
-        if not self._jobs:
+    def step(self, which: int = 0) -> bool:
+        """The job that is `which` from the front; False if there is none."""
+        if which >= len(self._jobs):
             return False
-        job, done = self._jobs.popleft()
+        job, done = self._jobs[which]
+        del self._jobs[which]
         try:
             self._end(done, job())
         except Exception as error:

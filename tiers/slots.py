@@ -54,6 +54,13 @@ class SlotAllocator:
     def state(self, slot: int) -> SlotState:
         return SlotState(self._state[slot])
 
+    def expect(self, slot: int, state: SlotState) -> None:
+        """SlotError where the slot is not there, or in another state."""
+        if not 0 <= slot < self.capacity:
+            raise SlotError(f"there is no slot {slot}: this memory has {self.capacity}, from 0")
+        if self._state[slot] != state:
+            raise SlotError(f"slot {slot} is {self.state(slot).name.lower()}, not {state.name.lower()}")
+
     def used(self) -> set[int]:
         """Every slot that is not empty (for audits)."""
         return {i for i, s in enumerate(self._state) if s}
@@ -71,14 +78,15 @@ class SlotAllocator:
     def ready(self, slots: Iterable[int]) -> None:
         """Their bytes are written."""
         for slot in slots:
-            self._expect(slot, SlotState.FILLING)
+            self.expect(slot, SlotState.FILLING)
             self._state[slot] = SlotState.READY
 
     def claim(self, slots: Iterable[int]) -> None:
         """Empty slots that have been found to hold bytes (after a restart): ready."""
         found = set(slots)
         for slot in found:
-            self._expect(slot, SlotState.EMPTY)
+            self.expect(slot, SlotState.EMPTY)
+        for slot in found:
             self._state[slot] = SlotState.READY
         if found:
             self._free = [slot for slot in self._free if slot not in found]
@@ -90,12 +98,12 @@ class SlotAllocator:
     def abort(self, slots: Iterable[int]) -> None:
         """They will not be written after all: empty again."""
         for slot in sorted(slots, reverse=True):  # so that they are handed out again in order
-            self._expect(slot, SlotState.FILLING)
+            self.expect(slot, SlotState.FILLING)
             self._empty(slot)
 
     def hold(self, slot: int) -> None:
         """A reader (a copy) begins."""
-        self._expect(slot, SlotState.READY)
+        self.expect(slot, SlotState.READY)
         self._holds[slot] += 1
 
     def unhold(self, slot: int) -> None:
@@ -109,7 +117,7 @@ class SlotAllocator:
     def free(self, slots: Iterable[int]) -> None:
         """Nobody wants them any more; one that is being read drains first."""
         for slot in sorted(slots, reverse=True):
-            self._expect(slot, SlotState.READY)
+            self.expect(slot, SlotState.READY)
             if self._holds[slot]:
                 self._state[slot] = SlotState.DRAINING
             else:
@@ -118,9 +126,3 @@ class SlotAllocator:
     def _empty(self, slot: int) -> None:
         self._state[slot] = SlotState.EMPTY
         self._free.append(slot)
-
-    def _expect(self, slot: int, state: SlotState) -> None:
-        if not 0 <= slot < self.capacity:
-            raise SlotError(f"there is no slot {slot}: this memory has {self.capacity}, from 0")
-        if self._state[slot] != state:
-            raise SlotError(f"slot {slot} is {self.state(slot).name.lower()}, not {state.name.lower()}")

@@ -24,7 +24,7 @@ from tiers.fence import Device, DeviceCopies
 from tiers.nvme import Nvme
 from tiers.ram import HostMemory
 from tiers.record import RecordName
-from tiers.slots import SlotAllocator
+from tiers.slots import SlotAllocator, SlotState
 from tiers.tier import HBM, NVME, RAM, Landed, Place
 from tiers.worker import Wake, Worker
 
@@ -35,14 +35,17 @@ WAYS = ((HBM, RAM), (RAM, HBM), (HBM, NVME), (NVME, HBM), (NVME, RAM), (RAM, NVM
 
 @dataclass(slots=True)
 class _Way:
-    """Counters of one direction, driven by the copies."""
+    """Counters of one direction, driven by the copies. `landed`: since the last look at the clock, of moves of which
+    the first began at `first`; `ended` is that look."""
 
     blocks: int = 0
     failed: int = 0
     seconds: float = 0.0
     in_flight: int = 0
     speed: float | None = None
-    last_end: float = float("-inf")
+    landed: int = 0
+    first: float = float("inf")
+    ended: float = float("-inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -71,13 +74,13 @@ class TieredStore:
     block_bytes: int
     clock: Callable[[], float]
     _copies: DeviceCopies = field(init=False)
-    _tickets: dict[int, _Move] = field(default_factory=dict)
-    _pending: int = 0
-    _ways: dict[tuple[str, str], _Way] = field(default_factory=lambda: {w: _Way() for w in WAYS})
-    _up: deque[_Move] = field(default_factory=deque)       # nvme > hbm that wait for staging
-    _down: deque[_Move] = field(default_factory=deque)     # hbm > nvme that wait for staging
-    _writes: deque[_Move] = field(default_factory=deque)   # begun and not submitted, in order
-    _landed: list[Landed] = field(default_factory=list)
+    _tickets: dict[int, _Move] = field(init=False, default_factory=dict)
+    _pending: int = field(init=False, default=0)
+    _ways: dict[tuple[str, str], _Way] = field(init=False, default_factory=lambda: {w: _Way() for w in WAYS})
+    _up: deque[_Move] = field(init=False, default_factory=deque)       # nvme > hbm that wait for staging
+    _down: deque[_Move] = field(init=False, default_factory=deque)     # hbm > nvme that wait for staging
+    _writes: deque[_Move] = field(init=False, default_factory=deque)   # begun and not submitted, in order
+    _landed: list[Landed] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._copies = DeviceCopies(self.device)
@@ -92,11 +95,15 @@ class TieredStore:
     # -- beginning ---------------------------------------------------------------------------------------
 
     def begin(self, key: int, source: Place, target: Place, name: RecordName | None = None) -> None:
-        """Move one block. `source` is READY, `target` FILLING; `name`: what a record is to be, or must be."""
+        """Move one block. `source` is READY, `target` FILLING (else SlotError, and nothing has begun); `name`: what a
+        record is to be, or must be."""
+        way = self._ways[source.tier, target.tier]
+        assert name is not None or NVME not in (source.tier, target.tier), "a record has a name"
+        self.slots(target.tier).expect(target.slot, SlotState.FILLING)
         self.slots(source.tier).hold(source.slot)
         move = _Move(key, source, target, name, self.clock())
         self._pending += 1
-        self._ways[source.tier, target.tier].in_flight += 1
+        way.in_flight += 1
         match source.tier, target.tier:
             case "hbm", "ram":
                 self._out(move, self._ram().view(target.slot))
@@ -121,10 +128,19 @@ class TieredStore:
         return self.ram
 
     def _out(self, move: _Move, into: memoryview) -> None:
-        self._tickets[self._copies.out(move.source.slot, into)] = move
+        self._copy(move, partial(self._copies.out, move.source.slot, into))
 
     def _into(self, move: _Move, source: memoryview) -> None:
-        self._tickets[self._copies.into(move.target.slot, source)] = move
+        self._copy(move, partial(self._copies.into, move.target.slot, source))
+
+    def _copy(self, move: _Move, begin: Callable[[], int]) -> None:
+        try:
+            self._tickets[begin()] = move
+        except Exception as error:  # a device that refuses fails this move, not the loop
+            self._copied(move, str(error) or type(error).__name__)
+            self.wake.set()
+        if not self.device.alive:
+            self.wake.set()  # it will not say itself that this has failed
 
     def _read(self, move: _Move, into: memoryview) -> None:
         nvme, slot, name = self.nvme, move.source.slot, move.name
@@ -139,11 +155,12 @@ class TieredStore:
             assert not self._down, "no staging was given"
             return
         slots = self.staging.slots
+        kept = min(-(-slots.capacity // 4), slots.capacity - 1)
         while self._up and (taken := slots.take(1)) is not None:
             move = self._up.popleft()
             move.staged = taken[0]
             self._read(move, self.staging.padded(move.staged))
-        while self._down and slots.free_count > slots.capacity // 4 and (taken := slots.take(1)) is not None:
+        while self._down and slots.free_count > kept and (taken := slots.take(1)) is not None:
             move = self._down.popleft()
             move.staged = taken[0]
             self._out(move, self.staging.view(move.staged))
@@ -172,6 +189,9 @@ class TieredStore:
                 self._moved(move, value)
         self._stage()
         landed, self._landed = self._landed, []
+        if landed:
+            self._pending -= len(landed)
+            self._look_at_the_clock()
         return landed
 
     def _copied(self, move: _Move, failed: str | None) -> None:
@@ -200,27 +220,31 @@ class TieredStore:
         if move.staged >= 0:
             assert self.staging is not None
             self.staging.slots.abort((move.staged,))
-        self._pending -= 1
-        self._count(move, failed)
+        way = self._ways[move.source.tier, move.target.tier]
+        way.in_flight -= 1
+        way.first = min(way.first, move.began)
         if failed is None:
+            way.blocks += 1
+            way.landed += 1
             self.slots(move.target.tier).ready((move.target.slot,))
+        else:
+            way.failed += 1
         self.slots(move.source.tier).unhold(move.source.slot)
         self._landed.append(Landed(move.key, move.source, move.target, failed, bad, no_space))
 
-    def _count(self, move: _Move, failed: str | None) -> None:
-        """Busy seconds: of moves that overlap, each counts from the end of the one before."""
-        way, now = self._ways[move.source.tier, move.target.tier], self.clock()
-        took = now - max(move.began, way.last_end)
-        way.last_end = now
-        way.in_flight -= 1
-        way.seconds += took
-        if failed is not None:
-            way.failed += 1
-            return
-        way.blocks += 1
-        if took > 0:
-            speed = self.block_bytes / took
-            way.speed = speed if way.speed is None else way.speed + NEWEST * (speed - way.speed)
+    def _look_at_the_clock(self) -> None:
+        """Busy seconds of each direction, and its speed. Moves are found to have landed many at a time (a step is long,
+        a copy short), so they are timed together: from the end of those before, where they waited for that."""
+        now = self.clock()
+        for way in self._ways.values():
+            if way.first > now:
+                continue  # none ended
+            took = now - max(way.first, way.ended)
+            way.seconds += took
+            if took > 0 and way.landed:
+                speed = way.landed * self.block_bytes / took
+                way.speed = speed if way.speed is None else way.speed + NEWEST * (speed - way.speed)
+            way.landed, way.first, way.ended = 0, float("inf"), now
 
     # -- what it tells -----------------------------------------------------------------------------------
 
@@ -239,17 +263,19 @@ class TieredStore:
         """By direction, of tiers that there are."""
         there = {HBM, *((RAM,) if self.ram else ()), *((NVME,) if self.nvme else ())}
         return {f"{a}>{b}": {"blocks": way.blocks, "bytes": way.blocks * self.block_bytes, "failed": way.failed,
-                             "seconds": round(way.seconds, 3), "in_flight": way.in_flight}
+                             "seconds": round(way.seconds, 3), "bytes_per_s": way.speed and round(way.speed),
+                             "in_flight": way.in_flight}
                 for (a, b), way in self._ways.items() if {a, b} <= there}
 
     def workers(self) -> dict[str, bool]:
-        """Which of the threads are alive."""
+        """Which of those that copy are alive."""
         return {"device": self.device.alive, "reader": self.reader.alive, "writer": self.writer.alive}
 
     def close(self) -> None:
-        """End the workers after what they have begun, and let the folder go."""
-        self.device.close()
+        """End who copies, after what they have begun, and let the folder go. What has not landed then is told by
+        `poll`, done or failed; nothing new is begun."""
         self.reader.close()
+        self.device.close()
         self.writer.close()
         if self.nvme is not None:
             self.nvme.close()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -18,25 +19,36 @@ Job = Callable[[], Any]
 
 
 class Wake:
-    """`fd` is readable after `set`, until `clear`. Any thread may set it."""
+    """`fd` is readable after `set`, until `clear`. Any thread may set it. Its descriptors go with it."""
 
     def __init__(self) -> None:
         self.fd, self._in = os.pipe()
+        weakref.finalize(self, _close, self.fd, self._in).atexit = False  # threads may still set it then
         os.set_blocking(self.fd, False)
         os.set_blocking(self._in, False)
+        #: Whether a byte lies in the pipe. Both change under the lock: where `set` and `clear` meet, the flag would
+        #: be wrong for ever, and the loop would spin, or sleep through a result.
         self._is_set = False
+        self._lock = threading.Lock()
 
     def set(self) -> None:
         if not self._is_set:
-            self._is_set = True
-            with contextlib.suppress(BlockingIOError):  # it is full, so it is readable
-                os.write(self._in, b"\0")
+            with self._lock:
+                if not self._is_set:
+                    os.write(self._in, b"\0")
+                    self._is_set = True
 
     def clear(self) -> None:
         if self._is_set:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.fd, 4096)
-            self._is_set = False
+            with self._lock:
+                if self._is_set:
+                    os.read(self.fd, 1)
+                    self._is_set = False
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class WorkerDiedError(Exception):
@@ -54,15 +66,18 @@ class Worker(Protocol):
 
 
 class ThreadWorker:
-    """`threads` daemon threads on one queue. Results are (done, value or exception), in the order of their end."""
+    """`threads` daemon threads on one queue. Results are (done, value or exception), in the order of their end.
+
+    What nobody is left to do fails too, and is announced like any other result.
+    """
 
     def __init__(self, name: str, threads: int, wake: Wake) -> None:
         self.name = name
         self._wake = wake
         self._jobs: queue.SimpleQueue[tuple[Job, Any] | None] = queue.SimpleQueue()
         self._done: deque[tuple[Any, Any]] = deque()
-        self._pending: dict[int, Any] = {}
         self._lock = threading.Lock()
+        self._living = threads
         self._closed = False
         self._threads = [threading.Thread(target=self._work, name=f"{name} {i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
@@ -70,25 +85,29 @@ class ThreadWorker:
 
     @property
     def alive(self) -> bool:
-        return all(t.is_alive() for t in self._threads)
+        """Whether all of its threads are."""
+        return self._living == len(self._threads)
 
     def submit(self, job: Job, done: Any) -> None:
-        with self._lock:
-            self._pending[id(done)] = done
         self._jobs.put((job, done))
+        if not self._living:
+            self._wake.set()
 
     def results(self) -> list[tuple[Any, Any]]:
         out = []
         while self._done:
-            done, value = self._done.popleft()
-            with self._lock:
-                if self._pending.pop(id(done), None) is None:
-                    continue  # it was given up when the thread died
-            out.append((done, value))
-        if self._pending and not any(t.is_alive() for t in self._threads):
-            with self._lock:
-                lost, self._pending = list(self._pending.values()), {}
-            out += [(done, WorkerDiedError(f"the thread {self.name} has ended")) for done in lost]
+            out.append(self._done.popleft())
+        if not self._living:
+            out += self._left_over()
+        return out
+
+    def _left_over(self) -> list[tuple[Any, Any]]:
+        """Jobs that no thread has taken, nor will."""
+        out: list[tuple[Any, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (item := self._jobs.get_nowait()) is not None:
+                    out.append((item[1], WorkerDiedError(f"the thread {self.name} has ended")))
         return out
 
     def close(self) -> None:
@@ -101,16 +120,23 @@ class ThreadWorker:
                 thread.join()
 
     def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, done = item
-            ends = False
-            try:
-                value = job()
-            except Exception as error:  # a result like any other
-                value = error
-            except BaseException as error:  # the end of this thread, and of the job with it
-                value, ends = WorkerDiedError(f"the thread {self.name} has ended: {error!r}"), True
-            self._done.append((done, value))
-            self._wake.set()
-            if ends:
-                return
+        try:
+            while (item := self._jobs.get()) is not None and self._do(*item):
+                pass
+        finally:
+            with self._lock:
+                self._living -= 1
+            self._wake.set()  # after the last thread, what still waits has failed
+
+    def _do(self, job: Job, done: Any) -> bool:
+        """Whether this thread goes on."""
+        value, goes_on = None, True
+        try:
+            value = job()
+        except Exception as error:  # a result like any other
+            value = error
+        except BaseException as error:  # the end of this thread, and of the job with it
+            value, goes_on = WorkerDiedError(f"the thread {self.name} has ended: {error!r}"), False
+        self._done.append((done, value))
+        self._wake.set()
+        return goes_on

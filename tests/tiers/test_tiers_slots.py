@@ -82,6 +82,15 @@ class SlotMachine(RuleBasedStateMachine):
             self.slots.free([slot])
             self.state[slot] = DRAINING if self.readers[slot] else EMPTY
 
+    @rule(target=ready, data=st.data())
+    def claim(self, data: st.DataObject) -> object:
+        """After a restart: what was found."""
+        empty = [s for s, state in self.state.items() if state is EMPTY]
+        found = data.draw(st.lists(st.sampled_from(empty), unique=True)) if empty else []
+        self.slots.claim(found)
+        self.state.update(dict.fromkeys(found, READY))
+        return multiple(*found)
+
     @rule()
     def free_all(self) -> None:
         """Several at once."""
@@ -91,10 +100,10 @@ class SlotMachine(RuleBasedStateMachine):
 
     # -- what is not -------------------------------------------------------------------------------------
 
-    @rule(slot=any_slot, call=st.sampled_from(["ready", "abort", "free"]))
+    @rule(slot=any_slot, call=st.sampled_from(["ready", "abort", "free", "claim"]))
     def wrong_change(self, slot: int, call: str) -> None:
         slot %= len(self.state)
-        if self.state[slot] is not (READY if call == "free" else FILLING):
+        if self.state[slot] is not {"free": READY, "claim": EMPTY}.get(call, FILLING):
             with pytest.raises(SlotError, match=f"slot {slot} is {self.state[slot].name.lower()}"):
                 getattr(self.slots, call)([slot])
 
@@ -126,6 +135,7 @@ class SlotMachine(RuleBasedStateMachine):
         if not self.state:
             return
         assert {s: self.slots.state(s) for s in self.state} == self.state
+        assert self.slots.ready_slots() == {s for s, state in self.state.items() if state is READY}
         assert self.slots.used() == {s for s, state in self.state.items() if state is not EMPTY}
         assert self.slots.free_count == self.number(EMPTY)
         assert self.slots.used_count + self.slots.free_count == self.slots.capacity
@@ -191,6 +201,26 @@ def test_neighbours_that_were_freed_together_are_handed_out_in_order() -> None:
     slots.ready(taken)
     slots.free([5, 4, 3])
     assert slots.take(3) == [3, 4, 5]
+
+
+def test_what_a_restart_found_is_not_handed_out() -> None:
+    slots = SlotAllocator(5)
+    slots.claim([3, 1])
+    assert slots.ready_slots() == {1, 3}
+    assert slots.take(3) == [0, 2, 4]
+    assert slots.take(1) is None
+    slots.free([1])
+    assert slots.take(1) == [1]
+
+
+def test_a_claim_of_a_slot_in_use_claims_none() -> None:
+    slots = SlotAllocator(4)
+    slots.take(4)
+    slots.abort([0, 1, 2])
+    with pytest.raises(SlotError, match="slot 3 is filling, not empty"):
+        slots.claim([0, 1, 3])
+    assert slots.ready_slots() == set()
+    assert slots.take(3) == [0, 1, 2]
 
 
 def test_a_slot_error_is_the_room_s() -> None:

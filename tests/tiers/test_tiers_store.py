@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tiers import (
     NoSpaceError,
     Place,
     SlotAllocator,
+    SlotError,
     SlotState,
     ThreadWorker,
     TieredStore,
@@ -207,6 +209,54 @@ def test_a_worker_that_dies_fails_what_it_had_and_what_comes(worker: str) -> Non
     assert [e.failed for e in bench.run()] == [None]
 
 
+@pytest.mark.parametrize(("source", "target"), [w for w in WAYS if "hbm" in w])
+def test_a_copy_that_the_device_refuses_lands_as_failed(source: str, target: str) -> None:
+    """Not in the face of whoever began it, and not never."""
+    bench = Bench()
+
+    def refuse() -> None:
+        raise RuntimeError("no stream is left")
+
+    bench.device.fails = refuse  # type: ignore[assignment]
+    place = bench.put(source, 7)
+    there = bench.begin(7, place, target)
+    if source != "nvme":
+        assert select.select([bench.wake.fd], [], [], 0)[0]  # nothing else will say that it has ended
+    assert bench.store.pending() == 1
+    assert bench.run() == [Landed(7, place, there, "no stream is left")]
+    bench.store.slots(source).free([place.slot])
+    assert bench.store.slots(source).used_count == 0
+    assert bench.store.staging is not None
+    assert bench.store.staging.slots.used_count == 0
+    # Nor does it stand in the way of others.
+    bench.begin(8, bench.put("ram", 8), "nvme")
+    assert [e.failed for e in bench.run()] == [None]
+
+
+def test_a_device_that_is_lost_fails_what_it_had_and_what_comes() -> None:
+    bench = Bench("late")
+    bench.begin(1, bench.put("hbm", 1), "ram")
+    bench.device.die()
+    assert [e.failed for e in bench.run()] == ["the device has ended"]
+    bench.device._wake = None  # a thread that has ended announces nothing
+    bench.begin(2, bench.put("ram", 2), "hbm")
+    assert select.select([bench.wake.fd], [], [], 0)[0]
+    assert [e.failed for e in bench.run()] == ["the device has ended"]
+    assert bench.store.workers() == {"device": False, "reader": True, "writer": True}
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_target_that_is_not_filling_is_refused_and_nothing_begins(source: str, target: str) -> None:
+    bench = Bench()
+    place, other = bench.put(source, 7), bench.put(target, 8)
+    with pytest.raises(SlotError, match="ready, not filling"):
+        bench.store.begin(7, place, other, name_of(7))
+    assert bench.store.pending() == 0
+    bench.store.slots(source).free([place.slot])
+    assert bench.store.slots(source).state(place.slot) is SlotState.EMPTY  # it is held by nobody
+    assert bench.held(other) == payload(8)
+
+
 # -- order, and room in staging ----------------------------------------------------------------------------
 
 
@@ -250,6 +300,94 @@ def test_a_flood_of_writes_leaves_staging_for_restores() -> None:
     assert [e.key for e in landed] == [9]
 
 
+@pytest.mark.parametrize(("staging", "kept"), [(1, 0), (2, 1), (3, 1), (4, 1), (5, 2), (8, 2)])
+def test_writes_leave_a_quarter_of_staging_free(staging: int, kept: int) -> None:
+    """But never all of it: one slot serves both."""
+    bench = Bench("late", hbm=10, staging=staging, nvme=10)
+    for key in range(10):
+        bench.begin(key, bench.put("hbm", key), "nvme")
+    assert bench.store.staging is not None
+    assert bench.store.staging.slots.free_count == kept
+    assert len(bench.run()) == 10
+
+
+def test_restores_take_staging_that_comes_free_before_writes_that_waited_longer() -> None:
+    bench = Bench("early", hbm=6, staging=1, nvme=6)
+    for key in range(3):
+        bench.begin(key, bench.put("hbm", key), "nvme")
+    for key in range(3, 6):
+        bench.begin(key, bench.put("nvme", key), "hbm")
+    assert [e.key for e in bench.run()] == [0, 3, 4, 5, 1, 2]
+
+
+# -- how long it took --------------------------------------------------------------------------------------
+
+
+def test_moves_that_are_found_together_are_timed_together() -> None:
+    """A step is long and a copy short: four that landed within a second are four blocks a second, not one."""
+    bench = Bench("early")
+    for key in range(4):
+        bench.begin(key, bench.put("hbm", key), "ram")
+    bench.now += 1.0
+    assert len(bench.store.poll()) == 4
+    assert bench.store.speed("hbm", "ram") == 4 * BLOCK
+    counted = bench.store.stats()["hbm>ram"]
+    assert (counted["seconds"], counted["bytes_per_s"]) == (1.0, 4 * BLOCK)
+
+
+def test_time_in_which_nothing_moved_is_not_counted() -> None:
+    bench = Bench("early")
+    for _ in range(3):
+        bench.now += 100.0
+        place = bench.put("hbm", 1)
+        there = bench.begin(1, place, "ram")
+        bench.now += 0.5
+        assert len(bench.store.poll()) == 1
+        bench.store.slots("hbm").free([place.slot])
+        bench.store.slots("ram").free([there.slot])
+    assert bench.store.stats()["hbm>ram"]["seconds"] == 1.5
+    assert bench.store.speed("hbm", "ram") == BLOCK / 0.5
+
+
+def test_what_waited_for_others_is_timed_from_their_end() -> None:
+    bench = Bench("early")
+    for key in range(2):
+        bench.begin(key, bench.put("ram", key), "nvme")
+    for _ in range(2):
+        bench.now += 1.0
+        bench.writer.step()
+        assert len(bench.store.poll()) == 1
+    assert bench.store.stats()["ram>nvme"]["seconds"] == 2.0
+    assert bench.store.speed("ram", "nvme") == BLOCK
+
+
+def test_a_slower_disk_shows_in_its_speed() -> None:
+    bench = Bench("early", nvme=100)
+    for seconds, expected in ((0.1, BLOCK / 0.1), (10.0, BLOCK / 10.0)):
+        for key in range(60):
+            place = bench.put("ram", key)
+            bench.begin(key, place, "nvme")
+            bench.now += seconds
+            bench.writer.step()
+            (end,) = bench.store.poll()
+            bench.store.slots("ram").free([place.slot])
+            bench.store.slots("nvme").free([end.target.slot])
+        assert bench.store.speed("ram", "nvme") == pytest.approx(expected, rel=0.25)
+
+
+def test_what_failed_has_no_speed() -> None:
+    bench = Bench("early")
+    bench.device.fails = lambda: "it failed"
+    bench.begin(1, bench.put("hbm", 1), "ram")
+    bench.now += 1.0
+    assert [e.failed for e in bench.store.poll()] == ["it failed"]
+    assert bench.store.speed("hbm", "ram") is None
+    assert bench.store.stats()["hbm>ram"]["bytes"] == 0
+
+
+# -- at rest, and the end ----------------------------------------------------------------------------------
+
+
 def test_poll_with_nothing_pending_finds_nothing() -> None:
     bench = Bench()
     assert bench.store.poll() == []
@@ -266,9 +404,34 @@ def test_close_ends_all_that_runs_by_itself() -> None:
     assert bench.store.workers() == {"device": False, "reader": False, "writer": False}
 
 
-def test_over_real_threads_the_wake_tells_when_to_look() -> None:
-    import select
+@pytest.mark.parametrize("order", ["early", "late"])
+def test_close_while_moves_are_pending_tells_of_each(order: str) -> None:
+    """Those that were with a thread are done, those that waited for one have failed; nothing stays held."""
+    bench = Bench(order, hbm=8, ram=9, staging=2, nvme=9)
+    key = 0
+    for source, target in WAYS:
+        for _ in range(2):
+            key += 1
+            bench.begin(key, bench.put(source, key), target)
+    bench.store.close()
+    landed = []
+    for _ in range(20):
+        landed += bench.store.poll()
+    assert sorted(e.key for e in landed) == list(range(1, key + 1))
+    assert bench.store.pending() == 0
+    for end in landed:
+        assert bench.store.slots(end.source.tier).state(end.source.slot) is SlotState.READY
+        if end.failed is None:
+            assert bench.held(end.target) == payload(end.key)
+    done = {(e.source.tier, e.target.tier) for e in landed if e.failed is None}
+    assert done == {("hbm", "ram"), ("ram", "hbm"), ("nvme", "ram")}  # the writes were in line, behind a copy
+    assert bench.store.staging is not None
+    assert bench.store.staging.slots.used_count == 0
+    bench.begin(99, bench.put("nvme", 99), "ram")
+    assert [bool(e.failed) for e in bench.store.poll()] == [True]
 
+
+def test_over_real_threads_the_wake_tells_when_to_look() -> None:
     bench = Bench("early")
     for worker in ("reader", "writer"):
         setattr(bench.store, worker, ThreadWorker(worker, 2 if worker == "reader" else 1, bench.wake))
@@ -298,8 +461,8 @@ class NoRestoreFence(DeviceCopies):
         return self._device.copy_in(slot, source, None)
 
 
-def spilled_while_it_is_computed(copies: type[DeviceCopies], target: str) -> bytes:
-    bench = Bench("early")
+def spilled_while_it_is_computed(copies: type[DeviceCopies], target: str, order: Any) -> bytes:
+    bench = Bench(order)
     bench.store._copies = copies(bench.device)
     (slot,) = bench.store.hbm.take(1) or [-1]
 
@@ -313,9 +476,9 @@ def spilled_while_it_is_computed(copies: type[DeviceCopies], target: str) -> byt
     return bench.held(there)
 
 
-def restored_while_it_is_read(copies: type[DeviceCopies], source: str) -> tuple[bytes, bytes]:
+def restored_while_it_is_read(copies: type[DeviceCopies], source: str, order: Any) -> tuple[bytes, bytes]:
     """(what the computation read, what is in the slot in the end)"""
-    bench = Bench("early", hbm=1)
+    bench = Bench(order, hbm=1)
     bench.store._copies = copies(bench.device)
     old = bench.put("hbm", 1)
     read: list[bytes] = []
@@ -328,18 +491,27 @@ def restored_while_it_is_read(copies: type[DeviceCopies], source: str) -> tuple[
     return read[0], bench.held(there)
 
 
+def order_of(name: str) -> Any:
+    return name if name in ("early", "late") else random.Random(name)
+
+
+ORDERS = ["early", "late", "any 1", "any 2", "any 3"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("target", ["ram", "nvme"])
-def test_a_spill_that_does_not_wait_for_its_source_is_seen(target: str) -> None:
+def test_a_spill_that_does_not_wait_for_its_source_is_seen(target: str, order: str) -> None:
     """PITFALLS 26."""
-    assert spilled_while_it_is_computed(DeviceCopies, target) == payload(7)
-    assert spilled_while_it_is_computed(NoSpillFence, target) != payload(7)
+    assert spilled_while_it_is_computed(DeviceCopies, target, order_of(order)) == payload(7)
+    assert spilled_while_it_is_computed(NoSpillFence, target, order_of(order)) == bytes(BLOCK)
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("source", ["ram", "nvme"])
-def test_a_restore_into_a_slot_that_is_still_read_is_seen(source: str) -> None:
+def test_a_restore_into_a_slot_that_is_still_read_is_seen(source: str, order: str) -> None:
     """PITFALLS 26."""
-    assert restored_while_it_is_read(DeviceCopies, source) == (payload(1), payload(7))
-    read, _ = restored_while_it_is_read(NoRestoreFence, source)
+    assert restored_while_it_is_read(DeviceCopies, source, order_of(order)) == (payload(1), payload(7))
+    read, _ = restored_while_it_is_read(NoRestoreFence, source, order_of(order))
     assert read == payload(7)  # the old request reads another's KV
 
 

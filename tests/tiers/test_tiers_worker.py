@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -26,6 +27,14 @@ def collect(worker: ThreadWorker, wake: Wake, n: int) -> list[tuple[Any, Any]]:
         wake.clear()
         out += worker.results()
     return out
+
+
+class LingeringWake(Wake):
+    """Who sets it stays a while before it goes on: the loop looks before a thread that ends is gone."""
+
+    def set(self) -> None:
+        super().set()
+        time.sleep(0.05)
 
 
 def end_of_thread() -> None:
@@ -154,7 +163,7 @@ def test_what_a_job_raises_is_its_result_and_the_thread_goes_on() -> None:
 
 def test_a_thread_that_dies_fails_what_it_had_and_what_comes() -> None:
     """All by themselves: each failure is announced by the wake-up, though nobody is there to work."""
-    wake, may_end = Wake(), threading.Event()
+    wake, may_end = LingeringWake(), threading.Event()
     worker = ThreadWorker("disk", 1, wake)
 
     def end() -> None:
