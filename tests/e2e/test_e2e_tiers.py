@@ -296,3 +296,11 @@ def test_tau_bench_after_kill_9_is_warm_and_says_the_same(start: StartServer, tm
     assert first["text_digest"] == second["text_digest"] == third["text_digest"]
 
 
+
+
+def test_a_block_that_is_longer_than_prompts_can_share_is_noted(start: StartServer) -> None:
+    """PITFALLS 16."""
+    server = start("--model", "smollm2", "--hbm", "64MiB", "--block-size", "512", "--max-context", "400").ready()
+    assert "note: --block-size 512 is as long as the longest sequence (400 tokens)" in server.said()
+    plain = start("--model", "smollm2", "--hbm", "64MiB").ready()
+    assert "--block-size 16 is" not in plain.said()

@@ -33,12 +33,25 @@ class LowerTiers(Model):
             and (not parents_first or not self.parent(k)[1] or "nvme" in self.known[self.parent(k)].slots)
         ]
         if there:
-            key = there[which % len(there)]
+            self.place_below("nvme", there[which % len(there)])
+
+    @rule(n=st.integers(1, 9), tiers=st.sets(st.sampled_from(["ram", "nvme"])))
+    def spill_what_leaves(self, n: int, tiers: set[str]) -> None:
+        """As a cache does it: HBM's victims are copied down before they are reported."""
+        for key in self.choose("hbm", n):
             block = self.known[key]
-            self.came_back("nvme", block)
-            block.slots["nvme"] = self.slot("nvme")
+            for tier in sorted(tiers) if not self.is_tail(key) else ():
+                if self.free[tier] and tier not in block.slots and tier not in block.leaving:
+                    self.place_below(tier, key)
+            self.report("hbm", key)
+
+    def place_below(self, tier: str, key: Key) -> None:
+        block = self.known[key]
+        self.came_back(tier, block)
+        block.slots[tier] = self.slot(tier)
+        if tier == "nvme":
             self.written[key] = max(self.written.values(), default=0) + 1
-            self.tree.placed("nvme", [block.id], [block.slots["nvme"]])
+        self.tree.placed(tier, [block.id], [block.slots[tier]])
 
     @rule(which=st.integers(0, 99), tier=st.sampled_from(["ram", "nvme"]))
     def lose(self, which: int, tier: str) -> None:
@@ -60,7 +73,9 @@ class LowerTiers(Model):
 
     def found(self, space: int, ask: tuple[int, int, bytes]) -> tuple[Path, Key, list[Key]]:
         """A match, where its part in HBM ends, and the ends of blocks behind that which are there without a hole."""
-        query = self.query(space, ask)
+        which, _, more = ask
+        below = sorted(r for (s, r), b in self.known.items() if s == space and b.slots and "hbm" not in b.slots)
+        query = below[which % len(below)] + more if below else self.query(space, ask)
         path = self.match(space, query)._replace(partial=None)
         reached = []
         end = 4 * path.n_tokens + self.stride
@@ -122,10 +137,13 @@ class LowerTiers(Model):
     @precondition(lambda self: any("nvme" in b.slots for b in self.known.values()))
     @rule(
         which=st.integers(0, 99),
+        likely=st.integers(0, 3),
         seed=st.integers(0, 9),
         faults=st.sets(st.sampled_from(["older copy", "digest", "root", "depth", "length"])),
     )
-    def restart(self, which: int, seed: int, faults: set[str]) -> None:
+    def restart(self, which: int, likely: int, seed: int, faults: set[str]) -> None:
+        if likely:
+            return  # most runs are to get somewhere first
         records = self.records()
         before = {k: self.on_nvme(k) for k in self.known}
         whole = {k for k in records if before[k] == len(k[1]) // self.stride}
