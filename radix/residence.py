@@ -221,7 +221,7 @@ class Residence:
         return chosen
 
     def coming(self, tier: int, n: int) -> list[tuple[int, int]]:
-        """What `choose` would choose, and as if it had not: entries that were obsolete may be gone, no more."""
+        """What `choose` would choose, and as if it had not. Only obsolete entries of the heap may come and go."""
         heap = self.heaps[tier]
         pops = heap.pops
         chosen = self.choose(tier, n)

@@ -396,7 +396,7 @@ class RadixTree:
         return len(node.tokens) // TOKEN_BYTES if node.is_tail else self.block_size
 
     def coming(self, tier: str, n: int) -> list[Victim]:
-        """What `victims` would choose now; nothing changes."""
+        """What `victims` would choose now; nothing changes (but how many obsolete entries a heap has)."""
         t = self._residence.index(tier)
         return [Victim(block, slot, self._n_tokens(block)) for block, slot in self._residence.coming(t, n)]
 

@@ -53,5 +53,5 @@ def _given(memory: memoryview, wanted: int) -> memoryview:
     if memory.readonly:
         raise TierError("the memory that was given can't be written")
     if past := np.frombuffer(memory, np.uint8).ctypes.data % PAGE:
-        raise TierError(f"the memory that was given begins {past} bytes past a page's begin; direct I/O needs whole pages")
+        raise TierError(f"the memory that was given begins {past} bytes past a page's begin: direct I/O fails")
     return memory

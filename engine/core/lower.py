@@ -158,7 +158,12 @@ class Lower:
 def open_store(config: LowerConfig, hbm_slots: int, device: Callable[[Wake], Device],
                clock: Callable[[], float]) -> TieredStore:
     """The store of a server: its memory, its folder (locked) and its threads. Raises ResourceError."""
-    try:
+    ram = staging = None
+    try:  # memory first: the folder is locked once it is ours
+        if config.ram:
+            ram = HostMemory(config.ram // config.block_bytes, config.block_bytes)
+        if config.nvme is not None:
+            staging = HostMemory(STAGING_BLOCKS, config.block_bytes)
         nvme = None if config.nvme is None else Nvme(
             config.nvme, config.nvme_size, Geometry(
                 fingerprint=config.fingerprint, block_size=config.block_size, payload_bytes=config.block_bytes,
@@ -166,8 +171,6 @@ def open_store(config: LowerConfig, hbm_slots: int, device: Callable[[Wake], Dev
     except (TierError, OSError) as error:
         raise ResourceError(str(error)) from error
     wake = Wake()
-    ram = HostMemory(config.ram // config.block_bytes, config.block_bytes) if config.ram else None
-    staging = HostMemory(STAGING_BLOCKS, config.block_bytes) if nvme is not None else None
     return TieredStore(device(wake), SlotAllocator(hbm_slots), ram=ram, staging=staging, nvme=nvme,
                        reader=ThreadWorker("nvme reader", READERS, wake), writer=ThreadWorker("nvme writer", 1, wake),
                        wake=wake, block_bytes=config.block_bytes, clock=clock)

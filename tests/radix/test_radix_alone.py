@@ -48,6 +48,10 @@ def _wrong_digest(tree):
     tree._blocks.remember_digest(0, b"x" * 16)
 
 
+def _missed_where_it_is(tree):
+    tree._blocks.missed[2] = 1
+
+
 def _lost_id(tree):
     tree._blocks.high += 1
 
@@ -67,6 +71,7 @@ def _wrong_key(tree):
         (_leased_by_nobody, "leases cover 0 blocks"),
         (_not_in_heap, "not in its heap"),
         (_wrong_digest, "wrong digest"),
+        (_missed_where_it_is, "missed there"),
         (_lost_id, "3 on edges and 0 free"),
         (_wrong_key, "other tokens"),
     ],
@@ -76,6 +81,15 @@ def test_the_audit_names_what_is_wrong(store, damage, says):
     assert store.audit() == []
     damage(store.tree)
     assert any(says in violation for violation in store.audit())
+
+
+def test_the_audit_counts_holes(make_store):
+    store = make_store(tiers=("hbm", "nvme"))
+    path = store.insert(range(8))
+    store.tree.placed("nvme", [int(path.known[1])], [0])
+    assert store.audit() == []
+    store.tree._residence.holes[1] = 0
+    assert store.audit() == ["nvme: 1 holes, it counts 0"]
 
 
 def test_the_audit_compares_both_sides(store):

@@ -69,7 +69,7 @@ def test_two_processes_with_different_hash_seeds_agree():
         "tree = RadixTree(4); space = tree.namespace(b'model', b'adapter', b'salt')\n"
         "run = struct.pack('<40i', *range(40))\n"
         "path = tree.extend(tree.match(space, run), run, range(10)).path\n"
-        "print(hash('x'), b''.join(tree.digests(path)).hex())\n"
+        "print(hash('x'), space.root.hex() + b''.join(tree.digests(path)).hex())\n"
     )
     outputs = [
         subprocess.run(
@@ -84,4 +84,4 @@ def test_two_processes_with_different_hash_seeds_agree():
     ]
     assert outputs[0][0] != outputs[1][0], "the seeds did not take"
     assert outputs[0][1] == outputs[1][1]
-    assert len(outputs[0][1]) == 10 * 32
+    assert len(outputs[0][1]) == 11 * 32
