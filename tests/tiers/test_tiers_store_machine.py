@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from test_tiers_store import NoRestoreFence, NoSpillFence
 
 from tiers import (
     BadRecordError,
@@ -252,16 +253,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
-
-
-class NoSpillFence(DeviceCopies):
-    def out(self, slot: int, into: memoryview) -> int:
-        return self._device.copy_out(slot, into, None)
-
-
-class NoRestoreFence(DeviceCopies):
-    def into(self, slot: int, source: memoryview) -> int:
-        return self._device.copy_in(slot, source, None)
 
 
 @pytest.mark.parametrize("broken", [NoSpillFence, NoRestoreFence])

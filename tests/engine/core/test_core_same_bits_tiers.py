@@ -71,6 +71,12 @@ def ram_for(decoder: Decoder, blocks: int = 400) -> int:
     return blocks * c.n_layers * 2 * 16 * c.n_kv_heads * c.head_dim * decoder.weights.dtype.itemsize
 
 
+def below(tier: str, decoder: Decoder, folder: Path) -> dict[str, Any]:
+    """The options of a tier that has room for all."""
+    size = 2 * ram_for(decoder)
+    return {"ram": size} if tier == "ram" else {"nvme": folder, "nvme_size": size}
+
+
 def moved(run: Run, way: str) -> int:
     """Bytes that were copied, as the copies count them."""
     return int(run.core.stats()["moves"][way]["bytes"])
@@ -110,25 +116,15 @@ def ask_again(run: Run, cold: Cold) -> Any:
     return run.run()["x"]
 
 
-def test_restored_from_ram(begin: Start, decoder: Decoder, cold: Cold) -> None:
-    run = begin(ram=ram_for(decoder))
+@pytest.mark.parametrize("tier", ["ram", "nvme"])
+def test_restored(begin: Start, decoder: Decoder, cold: Cold, tier: str, tmp_path: Path) -> None:
+    run = begin(**below(tier, decoder, tmp_path))
     run.add("first", cold.ids)
     run.run()
     push_out(run)
     usage = ask_again(run, cold)
-    assert usage.cached["ram"] >= 400
-    assert moved(run, "ram>hbm") == usage.cached["ram"] // 16 * run.core.block_bytes
-    assert differences(run, cold) == []
-
-
-def test_restored_from_nvme(begin: Start, decoder: Decoder, cold: Cold, tmp_path: Path) -> None:
-    run = begin(nvme=tmp_path, nvme_size=2 * ram_for(decoder))
-    run.add("first", cold.ids)
-    run.run()
-    push_out(run)
-    usage = ask_again(run, cold)
-    assert usage.cached["nvme"] >= 400
-    assert moved(run, "nvme>hbm") == usage.cached["nvme"] // 16 * run.core.block_bytes
+    assert usage.cached[tier] >= 400
+    assert moved(run, f"{tier}>hbm") == usage.cached[tier] // 16 * run.core.block_bytes
     assert differences(run, cold) == []
 
 
@@ -181,8 +177,7 @@ def test_after_a_preemption(begin: Start, decoder: Decoder, cold: Cold) -> None:
 def test_a_flipped_byte_is_seen(begin: Start, decoder: Decoder, cold: Cold, tier: str, tmp_path: Path,
                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparisons above can fail."""
-    size = 2 * ram_for(decoder)
-    run = begin(**({"ram": size} if tier == "ram" else {"nvme": tmp_path, "nvme_size": size}))
+    run = begin(**below(tier, decoder, tmp_path))
     run.add("first", cold.ids)
     run.run()
     push_out(run)
