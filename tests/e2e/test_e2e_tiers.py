@@ -137,6 +137,15 @@ def test_a_write_limit_holds_writing_back(start: StartServer, tmp_path: Path) ->
     assert stats["moves"]["hbm>nvme"]["blocks"] < 93
 
 
+def test_session_idle_says_how_long_a_conversation_is_open(start: StartServer, tmp_path: Path) -> None:
+    """What is not open any more, and was used once, is not written for a restart."""
+    server = start(*tiers(tmp_path, "--session-idle", "0")).ready()
+    ask(server, ids(1, 500))
+    server.wait(lambda: server.stats()["persist"]["in_line"] == 0)
+    persist = server.stats()["persist"]
+    assert (persist["expired"], persist["written"]) == (1, 0)
+
+
 def test_salts_never_meet_and_last_over_a_restart(start: StartServer, tmp_path: Path) -> None:
     """PITFALLS 52, 53."""
     secret = tmp_path / "secret"
@@ -294,8 +303,6 @@ def test_tau_bench_after_kill_9_is_warm_and_says_the_same(start: StartServer, tm
     print({k: [r[k] for r in (first, second, third)] for k in ("cached_ratio", "tiers", "computed", "wall_s")})
     assert second["cached_ratio"] >= 0.97
     assert first["text_digest"] == second["text_digest"] == third["text_digest"]
-
-
 
 
 def test_a_block_that_is_longer_than_prompts_can_share_is_noted(start: StartServer) -> None:
