@@ -112,6 +112,8 @@ async def _flush(state: ServerState) -> list[str]:
     if wrote is None:
         return []
     blocks, left = wrote
+    if not blocks and not left:
+        return [f"nothing was left to write to {state.config.nvme}: a restart finds what is there"]
     behind = f"; there was no time for the rest of {left} conversations" if left else ""
     return [f"wrote {blocks} blocks to {state.config.nvme} that a restart finds{behind}"]
 
@@ -208,15 +210,17 @@ def _progress(out: TextIO, stop: asyncio.Event) -> Progress:
 
 
 def _signalled() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT; a second one ends the process at once, as a shell's user expects."""
+    """Set by SIGTERM or SIGINT; a second one, of either kind, ends the process at once, as a shell's user expects."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
 
-    def on_signal(signum: signal.Signals) -> None:
+    def on_signal() -> None:
         event.set()
-        loop.remove_signal_handler(signum)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, on_signal, signum)
+        for signum in signals:  # both: a supervisor's SIGTERM after a Ctrl-C must not wait for a flush
+            loop.remove_signal_handler(signum)
+    for signum in signals:
+        loop.add_signal_handler(signum, on_signal)
     return event
 
 

@@ -1,12 +1,12 @@
 """Nested counters as tables: what `/v1/cache/stats` says, drawn without knowing its keys.
 
 A key's ending tells its unit (`bytes`, `_s`, `_ms`, `ratio`). A section whose values are all objects is
-a table with a row for each; anything else is a list of dotted names.
+a table with a row for each, where what is nested in one has a dotted name; anything else is a list of dotted names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from rich.console import Group, RenderableType
@@ -17,6 +17,8 @@ from rich.table import Table
 Facts = Mapping[str, Any]
 
 _WIDTH = 100
+#: Room for the names of rows and the frame; what is left must hold the names of columns.
+_NAME = 20
 _DEPTH = 6
 _MOST = 1e300
 
@@ -36,24 +38,18 @@ def _panel(title: str, body: RenderableType) -> RenderableType:
 
 
 def _section(section: Facts, path: str, grown: Mapping[str, float]) -> RenderableType:
-    if all(_is_row(v) for v in section.values()):
+    if all(isinstance(v, Mapping) and v for v in section.values()):
         return _rows(section, path, grown)
     return _pairs(section, path, grown)
 
 
-def _is_row(value: object) -> bool:
-    if not isinstance(value, Mapping) or not value:
-        return False
-    return not any(isinstance(v, Mapping) for v in value.values())
-
-
 def _rows(section: Facts, path: str, grown: Mapping[str, float]) -> RenderableType:
     """One row an entry, one column a key; turned where there are more keys than a line holds."""
-    keys = list(dict.fromkeys(str(k) for row in section.values() for k in row))
-    cell = {(str(r), str(k)): _cell(str(k), v, f"{path}.{r}.{k}", grown)
-            for r, row in section.items() for k, v in row.items()}
+    rows = {str(name): dict(flat(row, _DEPTH - 1)) for name, row in section.items()}
+    keys = _in_order(rows.values())
+    cell = {(r, k): _cell(k, v, f"{path}.{r}.{k}", grown) for r, row in rows.items() for k, v in row.items()}
     names = [str(r) for r in section]
-    wide = len(keys) > 8
+    wide = len(keys) > 8 or sum(len(k) + 2 for k in keys) > _WIDTH - _NAME
     across, down = (names, keys) if wide else (keys, names)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")
@@ -63,6 +59,22 @@ def _rows(section: Facts, path: str, grown: Mapping[str, float]) -> RenderableTy
         cells = [cell.get((a, name) if wide else (name, a), "") for a in across]
         table.add_row(f"[dim]{escape(name)}" if wide else escape(name), *cells)
     return table
+
+
+def _in_order(rows: Iterable[Mapping[str, object]]) -> list[str]:
+    """All keys, each once; one that only some rows have stands behind the one that it follows there, so that a
+    tier's reasons for eviction stay together. What is empty in one row and has names below it in another is no key."""
+    keys: list[str] = []
+    full: set[str] = set()
+    for row in rows:
+        at = 0
+        for key, value in row.items():
+            if key not in keys:
+                keys.insert(at, key)
+            at = keys.index(key) + 1
+            if value != {}:
+                full.add(key)
+    return [k for k in keys if k in full or not any(other.startswith(f"{k}.") for other in keys)]
 
 
 def _pairs(section: Facts, path: str, grown: Mapping[str, float]) -> RenderableType:

@@ -71,6 +71,10 @@ class Growing(RuleBasedStateMachine):
         self.written: dict[Key, int] = {}  # what was persisted, in its order
         self.free = {tier: list(range(N_SLOTS)) for tier in self.tiers}
         self.used = {tier: set[int]() for tier in self.tiers}
+        self.furnish()
+
+    def furnish(self) -> None:
+        """What is known at the beginning."""
 
     # -- the model's own answers
 

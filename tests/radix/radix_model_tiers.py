@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from radix_model import Block, Held, Key
+from radix_model import Block, Held, Key, tok
 from radix_model_leaving import Model
 
 from radix import Path, RadixTree, Record, ResidenceError, block_digest
@@ -18,6 +18,20 @@ N_EXTRA = 1000
 
 class LowerTiers(Model):
     tiers = ("hbm", "ram", "nvme")
+
+    def furnish(self) -> None:
+        """A fork of which most is in lower tiers, and was let go of higher up."""
+        for run in ([0] * 8, [0] * 4 + [1] * 4, [2] * 4):
+            path = self.match(0, tok(run))
+            at = (0, tok(run)[: 4 * path.n_tokens])
+            self.extend(path, at, tok(run)[len(at[1]) :])
+        for key in sorted(self.known, key=lambda k: (len(k[1]), k)):
+            for tier in ("ram", "nvme"):
+                if tier == "nvme" or len(key[1]) % (2 * self.stride):
+                    self.place_below(tier, key)
+        for tier, n in (("hbm", 7), ("ram", 2)):
+            for key in self.choose(tier, n):
+                self.report(tier, key)
 
     # -- to NVMe
 

@@ -229,10 +229,24 @@ def test_what_is_read_from_below_is_missed_in_each_tier_above_that_let_it_go(low
     assert wanted(low) == [3, 1, 0]  # each once for each time it was let go
 
 
+def test_what_is_read_from_ram_is_not_missed_on_nvme(low):
+    path = low.match(range(16))
+    put(low, "ram", path, 2, 4)
+    forget(low, "nvme", 2)
+    lease = low.tree.lease(path, "request 1", reach=4)
+    assert wanted(low) == [3, 0, 0]
+    lease.release()
+
+
 def test_a_restore_of_nobodys_counts_as_it_lands(low):
     path = low.match(range(16))
+    put(low, "ram", path, 2, 3)
+    low.tree.dropped("ram", [int(path.known[2])])
     low.tree.placed("hbm", path.known[1:3].tolist(), low.take(2))
-    assert wanted(low) == [2, 0, 0]
+    assert wanted(low) == [2, 1, 0]
+    low.tree.dropped("nvme", [int(path.known[3])])
+    put(low, "ram", path, 3, 4)  # a copy that comes to RAM asks for nothing above
+    assert wanted(low) == [2, 1, 0]
 
 
 def test_what_is_computed_again_is_missed_in_each_tier_that_had_it(low, tokens):

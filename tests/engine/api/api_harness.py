@@ -69,7 +69,7 @@ class Reply:
 
     steps: Iterable[Step] = ("Hello",)
     finish: str = "stop"
-    cached: int = 0
+    cached: int | dict[str, int] = 0    # in HBM, or by tier
 
 
 class FakeCore:
@@ -124,10 +124,11 @@ class FakeCore:
                 self.cancel(request.id)
 
 
-def usage_of(request: GenerateRequest, completion_tokens: int, cached: int = 0) -> Usage:
+def usage_of(request: GenerateRequest, completion_tokens: int, cached: int | dict[str, int] = 0) -> Usage:
     prompt = len(request.ids) // 4
-    computed = {"never_seen": prompt - cached - 1, "last_token": 1}
-    return Usage(prompt, completion_tokens, {"hbm": cached}, computed)
+    tiers = {"hbm": cached} if isinstance(cached, int) else dict(cached)
+    computed = {"never_seen": prompt - sum(tiers.values()) - 1, "last_token": 1}
+    return Usage(prompt, completion_tokens, tiers, computed)
 
 
 def logprobs_of(ids: bytes, top: int) -> list[TokenLogprobs]:

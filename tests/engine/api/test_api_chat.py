@@ -23,7 +23,7 @@ from api_harness import (
 from openai import AsyncOpenAI
 
 from engine.config import ServeConfig
-from engine.core.messages import GenerateRequest, Sampling
+from engine.core.messages import Delta, GenerateRequest, Sampling, Usage
 
 PATH = "/v1/chat/completions"
 RENDERED = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -106,6 +106,32 @@ def test_usage_is_the_same_streamed_or_not_and_never_null(cached: int) -> None:
     assert chunks[-2]["usage"] == whole["usage"]
     assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
     assert all(c["usage"] is None for c in chunks[:-2])
+
+
+@pytest.mark.parametrize("cached", [{"hbm": 3, "ram": 16, "nvme": 2}, {"hbm": 0, "ram": 0, "nvme": 0}])
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stop": ["ll"]}], ids=["one", "two choices", "a stop string"])
+def test_each_tier_is_in_the_usage_with_its_zeros_streamed_or_not(cached: dict[str, int],
+                                                                  fields: dict[str, Any]) -> None:
+    """PITFALLS 12, and the tiers' part of usage in the issue: whole, in every kind of reply."""
+    def reply(request: GenerateRequest) -> Reply:
+        return Reply(["Hello"], cached=cached)
+    usage = ask(PATH, chat(**fields), FakeCore(reply=reply)).body["usage"]
+    chunks, _, _ = stream(PATH, chat(stream_options={"include_usage": True}, **fields), FakeCore(reply=reply))
+    assert usage["cache"]["cached"] == cached
+    assert usage["prompt_tokens_details"]["cached_tokens"] == sum(cached.values())
+    assert sum(cached.values()) + sum(usage["cache"]["computed"].values()) == usage["prompt_tokens"] == PROMPT_TOKENS
+    assert chunks[-2]["usage"] == usage
+
+
+def test_tiers_that_the_server_has_not_are_not_in_the_usage() -> None:
+    assert ask(PATH, chat()).body["usage"]["cache"]["cached"] == {"hbm": 0}
+
+
+def test_a_load_that_failed_reaches_the_client_as_a_reason() -> None:
+    usage = Usage(PROMPT_TOKENS, 1, {"hbm": 1, "ram": 0}, {"load_failed": PROMPT_TOKENS - 2, "last_token": 1})
+    last = Delta("", finish="stop", usage=usage)
+    cache = ask(PATH, chat(), FakeCore("x", last)).body["usage"]["cache"]
+    assert cache == {"cached": {"hbm": 1, "ram": 0}, "computed": usage.computed}
 
 
 def test_cached_and_computed_add_up_to_the_prompt() -> None:

@@ -17,6 +17,8 @@ from api_harness import (
 )
 from openai import AsyncOpenAI
 
+from engine.core.messages import GenerateRequest
+
 PATH = "/v1/completions"
 BOS = 258
 
@@ -71,6 +73,19 @@ def test_prompts_times_n_are_ordered_and_each_prompt_is_counted_once() -> None:
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
     assert body["usage"]["completion_tokens"] == 4
     assert [len(r.ids) // 4 for r in sorted(core.requests, key=lambda r: r.id)] == [2, 2, 3, 3]
+
+
+def test_several_prompts_are_added_up_tier_by_tier() -> None:
+    by_prompt = {"0": {"hbm": 1, "ram": 0, "nvme": 0}, "1": {"hbm": 0, "ram": 0, "nvme": 2}}
+
+    def reply(request: GenerateRequest) -> Reply:
+        return Reply(["x"], cached=by_prompt[request.id[-1]])
+    body = {"prompt": [[5, 6], [7, 8, 9]], "stream_options": {"include_usage": True}}
+    usage = ask(PATH, body, FakeCore(reply=reply)).body["usage"]
+    assert usage["cache"]["cached"] == {"hbm": 1, "ram": 0, "nvme": 2}
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+    chunks, _, _ = stream(PATH, body, FakeCore(reply=reply))
+    assert chunks[-2]["usage"] == usage
 
 
 def test_max_tokens_is_sixteen_where_none_is_given_as_openai_has_it() -> None:

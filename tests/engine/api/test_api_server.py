@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from api_harness import (
 )
 
 from engine.api.secret import check_value
-from engine.api.server import find_model, serve
+from engine.api.server import _signalled, find_model, serve
 from engine.api.state import Text
 from engine.config import OPTIONS, ServeConfig, resolve
 from engine.errors import ConfigError, EngineError, ModelError, ResourceError, StartError
@@ -261,13 +263,26 @@ def test_the_ready_line_says_what_lies_below_hbm_and_the_notes_come_before_it() 
 
 
 @pytest.mark.parametrize(("wrote", "last"), [
-    (None, "stopping"), ((31, 0), "wrote 31 blocks to cache that a restart finds"),
+    (None, "stopping"), ((0, 0), "nothing was left to write to cache: a restart finds what is there"),
+    ((0, 7), "wrote 0 blocks to cache that a restart finds; there was no time for the rest of 7 conversations"),
+    ((31, 0), "wrote 31 blocks to cache that a restart finds"),
     ((31, 7), "wrote 31 blocks to cache that a restart finds; there was no time for the rest of 7 "
               "conversations")])
 def test_stopping_says_what_a_restart_will_find(wrote: tuple[int, int] | None, last: str) -> None:
     core = StartedFake()
     core.flushes = wrote
     assert said_by(core, ServeConfig(port=0, nvme=Path("cache"), nvme_size=2**30)).splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_after_one_signal_another_of_either_kind_is_not_waited_for(first: signal.Signals) -> None:
+    """Ctrl-C, then a supervisor's SIGTERM: the flush goes on for up to 20 s, and must not hold that up."""
+    async def go() -> tuple[object, object]:
+        stop = _signalled()
+        os.kill(os.getpid(), first)
+        await stop.wait()
+        return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert run(go()) == (signal.SIG_DFL, signal.default_int_handler)
 
 
 def test_the_core_is_told_the_check_value_of_the_secret_and_no_more(tmp_path: Path) -> None:

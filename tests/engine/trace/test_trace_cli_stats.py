@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -63,6 +64,42 @@ def test_a_tier_with_many_counters_is_turned() -> None:
     text = drawn({"tiers": {"hbm": {f"counter_number_{n}": n for n in range(20)}}})
     assert len(text.splitlines()) > 20
     assert "counter_number_19" in text
+
+
+TIERS: dict[str, Any] = {"tiers": {
+    "hbm": {"slots": 182, "used_bytes": 2**26, "evicted_by_reason": {"space": 277, "dirty": 3},
+            "age_at_hit": {"count": 1, "p50_s": 0.471}, "heap": 10},
+    "ram": {"slots": 728, "used_bytes": 2**27, "evicted_by_reason": {}, "age_at_hit": {"count": 2, "p50_s": 0.001},
+            "heap": 381},
+    "nvme": {"slots": 5752, "used_bytes": 2**28, "evicted_by_reason": {"bad_record": 4},
+             "age_at_hit": {"count": 0, "p50_s": 0.0}, "heap": 7}}}
+
+
+def test_tiers_stand_side_by_side_with_what_is_nested_in_them() -> None:
+    rows = {line.strip("│ ").split()[0]: line.strip("│ ").split()[1:] for line in drawn(TIERS).splitlines()[1:-1]}
+    assert list(rows) == ["hbm", "slots", "used_bytes", "evicted_by_reason.bad_record", "evicted_by_reason.space",
+                          "evicted_by_reason.dirty", "age_at_hit.count", "age_at_hit.p50_s", "heap"]
+    assert rows["hbm"] == ["ram", "nvme"]
+    assert rows["slots"] == ["182", "728", "5,752"]
+    assert rows["used_bytes"] == ["64.0", "MiB", "128", "MiB", "256", "MiB"]
+    assert rows["evicted_by_reason.dirty"] == ["3"]
+    assert rows["age_at_hit.count"] == ["1", "2", "0"]
+
+
+def test_what_grew_within_a_tier_is_shown_behind_its_number() -> None:
+    before = copy.deepcopy(TIERS)
+    before["tiers"]["hbm"]["evicted_by_reason"]["space"] -= 40
+    before["tiers"]["ram"]["slots"] -= 8
+    text = drawn(TIERS, before)
+    assert "277 +40" in text
+    assert "728 +8" in text
+
+
+def test_a_number_in_one_row_and_an_object_in_another_are_both_shown() -> None:
+    text = drawn({"a": {"one": {"x": 5}, "two": {"x": {"y": 7}}, "three": {"x": {}}}})
+    assert "5" in text
+    assert "x.y" in text
+    assert "7" in text
 
 
 @pytest.mark.parametrize(("count", "text"), [
