@@ -136,7 +136,7 @@ class Core:
                          "flights": len(self.scheduler.flights),
                          "joined_flights": self.scheduler.flights.joined,
                          "preempted": self.scheduler.preemptions, **self.counters.requests()},
-            "tokens": self.counters.tokens(),
+            "tokens": self.counters.tokens(self.tiers),
             "speeds": self.counters.speeds(),
         }
 

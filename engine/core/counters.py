@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ class Counters:
     def requests(self) -> dict[str, int]:
         return {"finished": self.finished, "cancelled": self.cancelled, "failed": self.failed}
 
-    def tokens(self) -> dict[str, Any]:
-        return {"prompt": self.prompt, "cached": {"hbm": 0, **self.cached}, "computed": dict(self.reasons),
-                "generated": self.generated, "computed_in_steps": self.computed_in_steps}
+    def tokens(self, tiers: Sequence[str]) -> dict[str, Any]:
+        cached = {**dict.fromkeys(tiers, 0), **self.cached}
+        return {"prompt": self.prompt, "cached": cached, "computed": dict(self.reasons), "generated": self.generated,
+                "computed_in_steps": self.computed_in_steps}
 
     def speeds(self) -> dict[str, float]:
         return {"prefill_tok_s": round(self.prefill_tok_s, 1), "decode_step_ms": round(self.decode_step_ms, 2),

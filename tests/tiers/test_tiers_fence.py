@@ -142,6 +142,17 @@ def test_an_early_copy_has_happened_when_it_was_begun_and_is_told_when_asked() -
     assert device.finished() == []
 
 
+def test_an_early_copy_runs_no_more_than_its_event_asks_for() -> None:
+    device = WorstCaseDevice(1, BLOCK, "early")
+    ran: list[int] = []
+    for i in range(3):
+        device.launch(lambda _, i=i: ran.append(i))  # type: ignore[misc]
+    device.copy_out(0, host(), device.computed() - 1)
+    assert ran == [0, 1]
+    device.copy_out(0, host(), None)
+    assert ran == [0, 1]
+
+
 def test_late_copies_happen_when_their_end_is_asked_for_and_the_last_one_first() -> None:
     device = WorstCaseDevice(2, BLOCK, "late")
     one, two = host(), host()

@@ -50,6 +50,14 @@ def test_memory_that_its_owner_pinned_is_used_as_it_is() -> None:
     assert owned[PAGE:PAGE + 100] == b"x" * 100
 
 
+def test_memory_that_was_given_in_larger_items_is_bytes_all_the_same() -> None:
+    owned = mmap.mmap(-1, 2 * PAGE)
+    memory = HostMemory(2, 100, memoryview(owned).cast("i"))
+    assert memory.view(1).nbytes == 100
+    memory.view(1)[:] = b"x" * 100
+    assert owned[PAGE:PAGE + 100] == b"x" * 100
+
+
 def test_memory_that_is_too_small_is_refused_with_the_numbers() -> None:
     """PITFALLS 41."""
     with pytest.raises(TierError, match="12,288 bytes of memory are needed; 8,192 were given"):

@@ -112,6 +112,8 @@ def test_counters_are_what_was_moved(source: str, target: str) -> None:
     for way, counted in bench.store.stats().items():
         blocks = 3 if way == f"{source}>{target}" else 0
         assert (counted["blocks"], counted["bytes"], counted["failed"]) == (blocks, blocks * BLOCK, 0)
+        assert counted["in_flight"] == 0
+    assert bench.store.queued_bytes(source, target) == 0
     assert bench.store.speed(source, target) is not None
 
 
@@ -393,6 +395,17 @@ def test_poll_with_nothing_pending_finds_nothing() -> None:
     assert bench.store.poll() == []
     bench.wake.set()
     assert bench.store.poll() == []
+    assert not select.select([bench.wake.fd], [], [], 0)[0]
+
+
+def test_a_poll_clears_the_wake_so_that_the_loop_can_sleep() -> None:
+    bench = Bench("early")
+    bench.begin(1, bench.put("hbm", 1), "ram")
+    bench.begin(2, bench.put("ram", 2), "nvme")  # its writer has not begun
+    assert select.select([bench.wake.fd], [], [], 0)[0]
+    assert [e.key for e in bench.store.poll()] == [1]
+    assert bench.store.pending() == 1
+    assert not select.select([bench.wake.fd], [], [], 0)[0]
 
 
 def test_close_ends_all_that_runs_by_itself() -> None:

@@ -201,6 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         assert self.store.pending() == len(self.moving)
+        assert sum(way["in_flight"] for way in self.store.stats().values()) == len(self.moving)
         assert not self.wrong_reads, self.wrong_reads
         for way, counted in self.store.stats().items():
             assert counted["blocks"] == self.done.get(way, 0)
