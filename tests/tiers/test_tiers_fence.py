@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from test_tiers_store import BLOCK, Bench, payload
 
-from tiers import DeviceCopies
+from tiers import DeviceCopies, Place
 from tiers.fake_device import WorstCaseDevice
 
-BLOCK = 16
 ORDERS = ["early", "late", "any 1", "any 2", "any 3"]
 
 
@@ -127,6 +127,66 @@ def test_the_third_order_is_seen_by_the_late_twin_where_nobody_waits_for_the_end
     device.launch(lambda pool: read.append(bytes(pool[0])))
     device.sync()
     assert read == [bytes(BLOCK)]
+
+
+# -- where one is missing -------------------------------------------------------------------------------
+
+
+class NoSpillFence(DeviceCopies):
+    def out(self, slot: int, into: memoryview) -> int:
+        return self._device.copy_out(slot, into, None)
+
+
+class NoRestoreFence(DeviceCopies):
+    def into(self, slot: int, source: memoryview) -> int:
+        return self._device.copy_in(slot, source, None)
+
+
+def spilled_while_it_is_computed(copies: type[DeviceCopies], target: str, order: Any) -> bytes:
+    bench = Bench(order)
+    bench.store._copies = copies(bench.device)
+    (slot,) = bench.store.hbm.take(1) or [-1]
+
+    def compute(pool: Any) -> None:
+        pool[slot] = bytearray(payload(7))
+
+    bench.device.launch(compute)
+    bench.store.hbm.ready([slot])  # launched is as good as computed: whoever reads it comes after
+    there = bench.begin(7, Place("hbm", slot), target)
+    bench.run()
+    return bench.held(there)
+
+
+def restored_while_it_is_read(copies: type[DeviceCopies], source: str, order: Any) -> tuple[bytes, bytes]:
+    """(what the computation read, what is in the slot in the end)"""
+    bench = Bench(order, hbm=1)
+    bench.store._copies = copies(bench.device)
+    old = bench.put("hbm", 1)
+    read: list[bytes] = []
+    bench.device.launch(lambda pool: read.append(bytes(pool[old.slot])))
+    bench.store.hbm.free([old.slot])  # its request has ended; what it launched has not
+    there = bench.begin(7, bench.put(source, 7), "hbm")
+    assert there == old
+    bench.run()
+    bench.device.sync()
+    return read[0], bench.held(there)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("target", ["ram", "nvme"])
+def test_a_spill_that_does_not_wait_for_its_source_is_seen(target: str, order: str) -> None:
+    """PITFALLS 26."""
+    assert spilled_while_it_is_computed(DeviceCopies, target, order_of(order)) == payload(7)
+    assert spilled_while_it_is_computed(NoSpillFence, target, order_of(order)) == bytes(BLOCK)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("source", ["ram", "nvme"])
+def test_a_restore_into_a_slot_that_is_still_read_is_seen(source: str, order: str) -> None:
+    """PITFALLS 26."""
+    assert restored_while_it_is_read(DeviceCopies, source, order_of(order)) == (payload(1), payload(7))
+    read, _ = restored_while_it_is_read(NoRestoreFence, source, order_of(order))
+    assert read == payload(7)  # the old request reads another's KV
 
 
 # -- the twin ----------------------------------------------------------------------------------------------

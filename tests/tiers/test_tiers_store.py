@@ -11,7 +11,6 @@ from fake_nvme import FakeNvme, name_of
 
 from tiers import (
     BadRecordError,
-    DeviceCopies,
     HostMemory,
     Landed,
     NoSpaceError,
@@ -219,7 +218,7 @@ def test_a_copy_that_the_device_refuses_lands_as_failed(source: str, target: str
     def refuse() -> None:
         raise RuntimeError("no stream is left")
 
-    bench.device.fails = refuse  # type: ignore[assignment]
+    bench.device.fails = refuse
     place = bench.put(source, 7)
     there = bench.begin(7, place, target)
     if source != "nvme":
@@ -387,6 +386,28 @@ def test_what_failed_has_no_speed() -> None:
     assert bench.store.stats()["hbm>ram"]["bytes"] == 0
 
 
+@pytest.mark.parametrize(("absent", "ways"), [
+    ("nvme", {"hbm>ram", "ram>hbm"}),
+    ("ram", {"hbm>nvme", "nvme>hbm"}),
+    ("both", set()),
+])
+def test_a_store_without_a_tier_tells_of_the_moves_that_there_are(absent: str, ways: set[str]) -> None:
+    bench = Bench()
+    if absent in ("ram", "both"):
+        bench.store.ram = None
+    if absent in ("nvme", "both"):
+        bench.store.nvme = bench.store.staging = None
+    for key, way in enumerate(sorted(ways)):
+        source, target = way.split(">")
+        bench.begin(key, bench.put(source, key), target)
+    assert {e.failed for e in bench.run()} <= {None}
+    counted = bench.store.stats()
+    assert counted.keys() == ways
+    assert all(way["blocks"] == 1 for way in counted.values())
+    bench.store.close()
+    assert bench.nvme.closed == (absent == "ram")
+
+
 # -- at rest, and the end ----------------------------------------------------------------------------------
 
 
@@ -459,73 +480,6 @@ def test_over_real_threads_the_wake_tells_when_to_look() -> None:
     assert back is not None
     assert bench.held(back) == payload(7)
     bench.store.close()
-
-
-# -- fences ------------------------------------------------------------------------------------------------
-
-
-class NoSpillFence(DeviceCopies):
-    def out(self, slot: int, into: memoryview) -> int:
-        return self._device.copy_out(slot, into, None)
-
-
-class NoRestoreFence(DeviceCopies):
-    def into(self, slot: int, source: memoryview) -> int:
-        return self._device.copy_in(slot, source, None)
-
-
-def spilled_while_it_is_computed(copies: type[DeviceCopies], target: str, order: Any) -> bytes:
-    bench = Bench(order)
-    bench.store._copies = copies(bench.device)
-    (slot,) = bench.store.hbm.take(1) or [-1]
-
-    def compute(pool: Any) -> None:
-        pool[slot] = bytearray(payload(7))
-
-    bench.device.launch(compute)
-    bench.store.hbm.ready([slot])  # launched is as good as computed: whoever reads it comes after
-    there = bench.begin(7, Place("hbm", slot), target)
-    bench.run()
-    return bench.held(there)
-
-
-def restored_while_it_is_read(copies: type[DeviceCopies], source: str, order: Any) -> tuple[bytes, bytes]:
-    """(what the computation read, what is in the slot in the end)"""
-    bench = Bench(order, hbm=1)
-    bench.store._copies = copies(bench.device)
-    old = bench.put("hbm", 1)
-    read: list[bytes] = []
-    bench.device.launch(lambda pool: read.append(bytes(pool[old.slot])))
-    bench.store.hbm.free([old.slot])  # its request has ended; what it launched has not
-    there = bench.begin(7, bench.put(source, 7), "hbm")
-    assert there == old
-    bench.run()
-    bench.device.sync()
-    return read[0], bench.held(there)
-
-
-def order_of(name: str) -> Any:
-    return name if name in ("early", "late") else random.Random(name)
-
-
-ORDERS = ["early", "late", "any 1", "any 2", "any 3"]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("target", ["ram", "nvme"])
-def test_a_spill_that_does_not_wait_for_its_source_is_seen(target: str, order: str) -> None:
-    """PITFALLS 26."""
-    assert spilled_while_it_is_computed(DeviceCopies, target, order_of(order)) == payload(7)
-    assert spilled_while_it_is_computed(NoSpillFence, target, order_of(order)) == bytes(BLOCK)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("source", ["ram", "nvme"])
-def test_a_restore_into_a_slot_that_is_still_read_is_seen(source: str, order: str) -> None:
-    """PITFALLS 26."""
-    assert restored_while_it_is_read(DeviceCopies, source, order_of(order)) == (payload(1), payload(7))
-    read, _ = restored_while_it_is_read(NoRestoreFence, source, order_of(order))
-    assert read == payload(7)  # the old request reads another's KV
 
 
 def test_a_source_that_is_not_held_is_seen_by_the_late_device() -> None:

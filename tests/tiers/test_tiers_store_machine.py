@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from test_tiers_store import NoRestoreFence, NoSpillFence
+from test_tiers_fence import NoRestoreFence, NoSpillFence
 
 from tiers import (
     BadRecordError,
