@@ -50,14 +50,15 @@ class Departures:
         """They are in the tier no more: victims, or others that may leave."""
         now = self._clock()
         ghost = Ghost(now, self._residence.tiers[t], reason)
+        residence, ages, wanted = self._residence, self._ages[t], self._wanted
         n = 0
         for block in blocks:
-            if not self._residence.left(t, block):
+            if not residence.left(t, block):
                 self._leave_unasked(t, block)
             n += 1
-            self._ages[t].add(now - self._residence.last_use(block))
-            self._wanted.dropped(t, block)
-            if not self._residence.is_anywhere(block):
+            ages.add(now - residence.last_use(block))
+            wanted.dropped(t, block)
+            if not residence.is_anywhere(block):
                 for forgotten in self._ghosts.add(block, ghost):
                     self._forget(forgotten)
         by_reason = self._by_reason[t]

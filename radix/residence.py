@@ -251,7 +251,8 @@ class Residence:
         """The block's leaving is done. False if it was not leaving."""
         if self.leaving[tier].pop(block, None) is None:
             return False
-        self.offer(tier, block)  # it may have been adopted again meanwhile, in another slot
+        if self.blocks.resident[block] & (1 << tier):  # it was adopted again meanwhile, in another slot
+            self.offer(tier, block)
         return True
 
     def is_anywhere(self, block: int) -> bool:

@@ -110,6 +110,19 @@ def test_a_root_of_another_model_is_known_under_its_own_name_alone(store, record
     assert [store.tree.slot("nvme", block) for block in path.known.tolist()] == [50, 51]
 
 
+def test_a_block_of_another_size_is_an_orphan_though_its_name_is_right(store, records, tokens):
+    run = tokens(range(8))
+    long = Record(ROOT, block_digest(ROOT, run), ROOT, 0, run, 90, 90)
+    assert store.tree.recover("nvme", [long, *records(range(8))]) == (2, [90], [])
+
+
+def test_a_first_block_behind_something_else_than_its_root_is_an_orphan(store, records, tokens):
+    parent, run = b"p" * 16, tokens([5] * 4)
+    lost = Record(ROOT, block_digest(parent, run), parent, 0, run, 90, 90)
+    assert store.tree.recover("nvme", [lost, *records(range(8))]) == (2, [90], [])
+    assert store.match([5] * 4).known_tokens == 0
+
+
 def test_a_block_that_says_it_is_its_own_parent_is_an_orphan(store, tokens):
     """Names that go in a circle end no loop early, nor never."""
     name = block_digest(ROOT, tokens(range(4)))
