@@ -179,22 +179,20 @@ class RadixTree:
         """All open leases, oldest first."""
         return [LeaseInfo(x.owner, x.path.reusable_tokens, x.since) for x in self._holds.open()]
 
-    def digests(self, path: Path) -> list[bytes]:
-        """The names of `path.blocks` outside the process; computed once each."""
-        return self.names(path)[: path.n_blocks]
+    def digest(self, path: Path, i: int) -> bytes:
+        """The digest of `path.known[i]` (-1: the root that it stands on). Computed once, with those before it."""
+        found, n = None, i
+        while n >= 0 and (found := self._blocks.digest(int(path.known[n]))) is None:
+            n -= 1
+        digest = path.namespace.root if found is None else found
+        for block in path.known[n + 1 : i + 1].tolist():
+            digest = block_digest(digest, self._tokens_of(block))
+            self._blocks.remember_digest(block, digest)
+        return digest
 
-    def names(self, path: Path) -> list[bytes]:
-        """The names of all of `path.known` outside the process; computed once each."""
-        parent = path.namespace.root
-        names = []
-        for block in path.known.tolist():
-            name = self._blocks.digest(block)
-            if name is None:
-                name = block_digest(parent, self._tokens_of(block))
-                self._blocks.remember_digest(block, name)
-            names.append(name)
-            parent = name
-        return names
+    def digests(self, path: Path) -> list[bytes]:
+        """The digests of all of `path.known`."""
+        return [self.digest(path, i) for i in range(len(path.known))]
 
     def audit(self, slots_in_use: Mapping[str, set[int]] | None = None) -> list[str]:
         """Every invariant that does not hold, as a sentence. `slots_in_use`: what the other side counts."""

@@ -7,7 +7,7 @@ between tiers are begun through moves.py, for restores.py (up), spills.py (down,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,15 +61,15 @@ class BlockCache:
         """Whole blocks that need not be computed: in HBM, or below it without a hole."""
         return path.n_blocks if self.lower is None else self.tree.reach(path)
 
-    def is_moving(self, path: Path) -> bool:
+    def is_moving(self, path: Path, reach: int) -> bool:
         """Whether what continues the path is on its way: to be admitted when that has landed."""
-        return self.lower is not None and self.lower.restores.pending(path, self.reach(path))
+        return self.lower is not None and self.lower.restores.pending(path, reach)
 
     def look_ahead(self, request: Request) -> None:
         """A request has come: what lies lowest starts to move."""
         if self.lower is not None and self.lower.looks_ahead:
             path = self.look(request)
-            self.lower.restores.look_ahead(request, path, self.tree.reach(path))
+            self.lower.restores.look_ahead(request, path, self.reach(path))
 
     def blocks_for(self, n_tokens: int) -> int:
         """Slots that n tokens and the first sampled one need."""
@@ -77,14 +77,13 @@ class BlockCache:
 
     # -- a request's life --------------------------------------------------------------------------------
 
-    def admit(self, request: Request, path: Path) -> Admission | None:
+    def admit(self, request: Request, path: Path, reach: int) -> Admission | None:
         """Lease `path`, take slots for the rest of the tokens and one decode; None when there is no room (now).
 
-        What lies below HBM begins to move into the first of those slots (`request.restore`). A partial block is held
-        as well until it is copied. Where there is no room for that one slot more, its tokens are computed again: a
-        prompt may need every slot of the pool, and would wait for ever.
+        `reach` is the path's. What lies below HBM begins to move into the first of those slots (`request.restore`). A
+        partial block is held as well until it is copied. Where there is no room for that one slot more, its tokens are
+        computed again: a prompt may need every slot of the pool, and would wait for ever.
         """
-        reach = self.reach(path)
         if reach > path.n_blocks:
             path = path._replace(partial=None)  # the block itself is restored
         admission = self._admit(request, path, reach)
@@ -209,16 +208,19 @@ class BlockCache:
         """Slots that are empty or could be made so."""
         return self.slots.free_count + self.tree.evictable(HBM)
 
-    def tier_facts(self, tier: str, block_bytes: int) -> dict[str, Any]:
-        """What there is in one tier, and what the tree knows of its comings and goings."""
+    def facts(self, tiers: Sequence[str], block_bytes: int) -> dict[str, Any]:
+        """By tier, what there is and what the tree knows of its comings and goings; the tree's other counts; what
+        lies below."""
+        tree = self.tree.stats()
+        known = tree.pop("tiers")
+        return {"tiers": {tier: self._tier_facts(tier, block_bytes) | known[tier] for tier in tiers},
+                **({} if self.lower is None else self.lower.facts()), "tree": tree}
+
+    def _tier_facts(self, tier: str, block_bytes: int) -> dict[str, Any]:
         slots = self.slots if self.lower is None else self.lower.moves.slots(tier)
         return {"slots": slots.capacity, "used": slots.used_count, "free": slots.free_count,
                 "evictable": self.tree.evictable(tier), "bytes": slots.capacity * block_bytes,
-                "used_bytes": slots.used_count * block_bytes, **self.tree.stats()["tiers"][tier]}
-
-    def tree_facts(self) -> dict[str, Any]:
-        """The tree's counts, less those by tier."""
-        return {k: v for k, v in self.tree.stats().items() if k != "tiers"}
+                "used_bytes": slots.used_count * block_bytes}
 
     def audit(self, held: set[int]) -> list[str]:
         """Every disagreement between tree, pools and the slots that running requests own."""

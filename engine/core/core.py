@@ -127,11 +127,8 @@ class Core:
 
     def stats(self) -> dict[str, Any]:
         """What /v1/cache/stats shows (plain numbers and texts)."""
-        lower = self.cache.lower
         return {
-            "tiers": {tier: self.cache.tier_facts(tier, self.block_bytes) for tier in self.tiers},
-            **({} if lower is None else lower.facts()),
-            "tree": self.cache.tree_facts(),
+            **self.cache.facts(self.tiers, self.block_bytes),
             "requests": {"running": len(self.scheduler.running), "waiting": self.scheduler.n_waiting(),
                          "flights": len(self.scheduler.flights),
                          "joined_flights": self.scheduler.flights.joined,

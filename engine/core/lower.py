@@ -43,7 +43,6 @@ class LowerConfig:
     fingerprint: bytes = b""
     secret_check: bytes = b""
     dtype: str = ""
-    layout: str = LAYOUT
     persist_within: float = 2.0
     nvme_write_limit: int | None = None
     session_idle: float = 600.0
@@ -113,6 +112,8 @@ class Lower:
             return 0, 0
         began, before = time.monotonic(), self.persist.written
         while not self.persist.idle() and time.monotonic() - began < seconds:
+            if self.persist.is_paused() and not self.persist.batches():
+                break  # a disk that fails would keep the server from its end
             self.persist.tend(force=True)
             select.select([self.store.wake.fd], [], [], 0.05)
             self.moves.poll()
@@ -167,7 +168,7 @@ def open_store(config: LowerConfig, hbm_slots: int, device: Callable[[Wake], Dev
         nvme = None if config.nvme is None else Nvme(
             config.nvme, config.nvme_size, Geometry(
                 fingerprint=config.fingerprint, block_size=config.block_size, payload_bytes=config.block_bytes,
-                dtype=config.dtype, layout=config.layout), check=config.secret_check or bytes(8))
+                dtype=config.dtype, layout=LAYOUT), check=config.secret_check or bytes(8))
     except (TierError, OSError) as error:
         raise ResourceError(str(error)) from error
     wake = Wake()

@@ -6,7 +6,7 @@ changes nothing in the tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tiers import Landed, Place, RecordName, SlotAllocator, TieredStore
@@ -52,7 +52,7 @@ class Moves:
     def pending(self) -> int:
         return len(self._then)
 
-    def name(self, path: Path, names: Sequence[bytes], i: int) -> RecordName:
-        """What block `i` of `path.known` is called; `names` are the tree's for this path."""
-        root = path.namespace.root
-        return RecordName(root, names[i], names[i - 1] if i else root, i, self._tree.tokens(int(path.known[i])))
+    def name(self, path: Path, i: int) -> RecordName:
+        """What the record of block `i` of `path.known` says that it is."""
+        return RecordName(path.namespace.root, self._tree.digest(path, i), self._tree.digest(path, i - 1), i,
+                          self._tree.tokens(int(path.known[i])))

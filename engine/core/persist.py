@@ -92,23 +92,33 @@ class Persist:
             line.path, line.end, line.born, line.requested = path, end, path.born, now
             return
         self._line[owner] = Line(path, end, path.born, now, now)
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Of more than are allowed, the one that has waited longest falls out; who makes room stays."""
         if len(self._line) > MOST_PATHS:
-            self._out_of_line(next(iter(self._line)))
             self.skipped += 1
+            self._out_of_line(next((o for o, line in self._line.items() if not line.whole), next(iter(self._line))))
 
     def urgent(self, block: int) -> None:
-        """A block that leaves the tier above: it is written as soon as can be, its parents first."""
+        """A block that leaves the tier above: it is written as soon as can be, its parents first. Nothing while nothing
+        can be written: a disk that is full for long would have them pile up."""
         name = f"block {block}"
-        if block not in self._flying and name not in self._line:
-            path = self._tree.path_to(block)
-            self._line[name] = Line(path, block, self._tree.born(block), float("-inf"), self._clock(),
-                                    whole=True)
-            self._line.move_to_end(name, last=False)
+        if block in self._flying or name in self._line or not self.can_write():
+            return
+        path = self._tree.path_to(block)
+        self._line[name] = Line(path, block, self._tree.born(block), float("-inf"), self._clock(), whole=True)
+        self._line.move_to_end(name, last=False)
+        self._shorten()
 
     def can_write(self) -> bool:
         """Whether writing goes on at all, and the budget has something left."""
         self._refill()
-        return self._clock() >= self._paused_until and (self._limit is None or self._budget >= self._block_bytes)
+        return not self.is_paused() and (self._limit is None or self._budget >= self._block_bytes)
+
+    def is_paused(self) -> bool:
+        """Whether the disk was full, or failed, a moment ago."""
+        return self._clock() < self._paused_until
 
     def flies(self, block: int) -> bool:
         return block in self._flying
@@ -231,11 +241,10 @@ class Persist:
         self._batches.add(batch)
         self._flying.update(blocks)
         self._budget -= self._block_bytes * len(blocks)
-        names = self._tree.names(path)
         for n, i in enumerate(wanted):
             self._moves.begin(self._source(blocks[n], int(bits[i])), (NVME, slots[n]),
                               lambda end, n=n: self._ended(batch, n, end),  # type: ignore[misc]
-                              self._moves.name(path, names, i))
+                              self._moves.name(path, i))
 
     def _source(self, block: int, bits: int) -> tuple[str, int]:
         if bits & IN_RAM:
@@ -274,14 +283,13 @@ class Persist:
     def _note_failure(self, end: Landed) -> None:
         """A full disk: make room among our own slots and try once more. Then, or for another reason, pause."""
         self.failed += 1
-        now = self._clock()
-        if now < self._paused_until:
+        if self.is_paused():
             return
         if end.no_space and not self._full:
             self._full = True
             self._evict(BATCH)
         else:
-            self._paused_until = now + RETRY_S
+            self._paused_until = self._clock() + RETRY_S
             self._full = False
             log.warning("writing to NVMe failed (%s); reading goes on, and writing is tried again in %.0f s",
                         end.failed, RETRY_S)

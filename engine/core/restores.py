@@ -70,19 +70,19 @@ class Restores:
 
     def pending(self, path: Path, reach: int) -> bool:
         """Whether something that continues this path is moving now: wait for it."""
-        run = path.known[path.n_blocks:reach].tolist()
-        if run and (run[0] in self._active or (self._ahead and not self._ahead.keys().isdisjoint(run))):
-            return True
+        if self._active or self._ahead:
+            run = path.known[path.n_blocks:reach].tolist()
+            if run and (run[0] in self._active or not self._ahead.keys().isdisjoint(run)):
+                return True
         return reach < len(path.known) and self._tree.leaving_slot(HBM, int(path.known[reach])) is not None
 
     def orphans(self) -> int:
         """Slots of HBM that come back when restores of requests that went away end."""
-        return sum(len(r.blocks) - r.placed for r in {id(r): r for r in self._active.values()}.values()
-                   if r.request is None)
+        return sum(len(r.blocks) - r.placed for r in set(self._active.values()) if r.request is None)
 
     def held(self) -> set[int]:
         """Slots of HBM that belong to restores: taken, and not the tree's yet."""
-        return {s for r in {id(r): r for r in self._active.values()}.values() for s in r.slots[r.placed:]}
+        return {s for r in set(self._active.values()) for s in r.slots[r.placed:]}
 
     # -- into HBM ----------------------------------------------------------------------------------------
 
@@ -97,7 +97,6 @@ class Restores:
         return restore
 
     def _go_on(self, restore: Restore) -> None:
-        names = self._tree.names(restore.path) if restore.begun < len(restore.blocks) else []
         while restore.begun < len(restore.blocks) and restore.begun - restore.landed < WINDOW and not restore.stopped:
             n = restore.begun
             block = restore.blocks[n]
@@ -110,7 +109,7 @@ class Restores:
             restore.sources.append(NVME if request is not None and block in request.looked_ahead else tier)
             restore.ended.append(None)
             restore.begun += 1
-            name = self._moves.name(restore.path, names, restore.first + n) if tier == NVME else None
+            name = self._moves.name(restore.path, restore.first + n) if tier == NVME else None
             self._moves.begin((tier, self._tree.slot(tier, block)), (HBM, restore.slots[n]),
                               lambda end, n=n: self._landed(restore, n, end), name)  # type: ignore[misc]
         if restore.is_over:
@@ -190,7 +189,6 @@ class Restores:
         if self._ram is None or reach == path.n_blocks:
             return
         self._tree.touch(path, reach=reach)
-        names: list[bytes] = []
         for i in range(path.n_blocks, reach):
             block = int(path.known[i])
             if self._tree.where(block) != IN_NVME or block in self._ahead:
@@ -200,25 +198,19 @@ class Restores:
             if not self._tree.where(block) & IN_NVME:  # room was made by forgetting it
                 self._ram.abort((slot,))
                 return
-            names = names or self._tree.names(path)
             request.looked_ahead.add(block)
             self._ahead[block] = slot
             self._moves.begin((NVME, self._tree.slot(NVME, block)), (RAM, slot),
                               self._in_ram(block, self._tree.born(block), request),
-                              self._moves.name(path, names, i))
+                              self._moves.name(path, i))
 
     def _in_ram(self, block: int, born: int, request: Request) -> Callable[[Landed], None]:
         def landed(end: Landed) -> None:
-            assert self._ram is not None
             self._ahead.pop(block, None)
+            self._spills.land_in_ram(end, block, born)
             if end.failed is not None:
-                self._ram.abort((end.target.slot,))
                 request.looked_ahead.discard(block)
                 self._note_failure(block, end, born)
-            elif not self._tree.is_still(block, born) or self._tree.where(block) & IN_RAM:
-                self._ram.free((end.target.slot,))
-            else:
-                self._tree.placed(RAM, [block], [end.target.slot])
         return landed
 
     # -- bad copies ----------------------------------------------------------------------------------------

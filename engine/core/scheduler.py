@@ -177,20 +177,20 @@ class Scheduler:
             if sum(remains) >= budget and request.n_tokens - request.known >= min(remains, default=0):
                 return
             path = self.cache.look(request)
-            if self.cache.is_moving(path):
+            reach = self.cache.reach(path)
+            if self.cache.is_moving(path, reach):
                 held_up.add(request)
-            elif not self._admit(request, path, copies):
+            elif not self._admit(request, path, reach, copies):
                 return
 
-    def _admit(self, request: Request, path: Path, copies: list[tuple[int, int]]) -> bool:
+    def _admit(self, request: Request, path: Path, reach: int, copies: list[tuple[int, int]]) -> bool:
         """Onto slots, or into a flight; False if there is no room for it now."""
-        reach = self.cache.reach(path)
         found = self.flights.find(request, reach * self.cache.block_size)
         if found is not None:
             self.waiting.remove(request)
             self.flights.join(request, *found)
             return True
-        admission = self.cache.admit(request, path)
+        admission = self.cache.admit(request, path, reach)
         if admission is None:
             return False
         self.waiting.remove(request)

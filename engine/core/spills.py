@@ -119,23 +119,23 @@ class Spills:
 
         def landed(end: Landed) -> None:
             self._copying.discard(block)
-            self._in_ram(end, block, born)
+            self.land_in_ram(end, block, born)
+            if self._tree.is_still(block, born):
+                self.settle(block, FAILED if end.failed is not None else SPACE)
 
         self._moves.begin((HBM, slot), (RAM, taken), landed)
         return True
 
-    def _in_ram(self, end: Landed, block: int, born: int) -> None:
+    def land_in_ram(self, end: Landed, block: int, born: int) -> None:
+        """A copy to RAM has ended: the block is there now, if it is known still and not there already."""
         assert self._ram is not None
         slot = end.target.slot
-        known = self._tree.is_still(block, born)
         if end.failed is not None:
             self._ram.abort((slot,))
-        elif known and not self._tree.where(block) & IN_RAM:
+        elif self._tree.is_still(block, born) and not self._tree.where(block) & IN_RAM:
             self._tree.placed(RAM, [block], [slot])
         else:
             self._ram.free((slot,))
-        if known:
-            self.settle(block, FAILED if end.failed is not None else SPACE)
 
     def settle(self, block: int, reason: str = SPACE) -> None:
         """A copy of the block has ended: if it was leaving HBM, its slot is free now."""

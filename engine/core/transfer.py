@@ -39,6 +39,7 @@ class CpuDevice:
         self._ended: deque[tuple[int, str | None]] = deque()
         self._pending: set[int] = set()
         self._ticket = 0
+        self._over = False
         self._thread = threading.Thread(target=self._work, name="device copies", daemon=True)
         self._thread.start()
 
@@ -64,7 +65,7 @@ class CpuDevice:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return not self._over
 
     def close(self) -> None:
         if self.alive:
@@ -78,6 +79,13 @@ class CpuDevice:
         return self._ticket
 
     def _work(self) -> None:
+        try:
+            self._copy_all()
+        finally:
+            self._over = True
+            self._notify()  # of an end before its time: what is pending has failed
+
+    def _copy_all(self) -> None:
         while (job := self._jobs.get()) is not None:
             ticket, slot, host, out = job
             failed = None

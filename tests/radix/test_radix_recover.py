@@ -47,7 +47,7 @@ def test_a_restart_finds_what_was_there_before(store, tokens):
     written = {}
     for ids in runs:
         path = store.match(ids)
-        names = store.tree.names(path)
+        names = store.tree.digests(path)
         for i, block in enumerate(path.known.tolist()):
             parent = names[i - 1] if i else store.space.root
             written[block] = (store.space.root, names[i], parent, i, store.tree.tokens(block), 100 + block, block)
@@ -59,7 +59,7 @@ def test_a_restart_finds_what_was_there_before(store, tokens):
         old, new = store.match(ids), after.match(store.space, tokens(ids))
         assert after.slots(new._replace(n_blocks=len(new.known)), "nvme").tolist() == [100 + b for b in old.known]
         assert (new.n_blocks, after.reach(new)) == (0, len(old.known))
-        assert after.names(new) == store.tree.names(old)
+        assert after.digests(new) == store.tree.digests(old)
     assert after.audit({"nvme": {100 + block for block in written}}) == []
 
 

@@ -230,7 +230,7 @@ class Soak:
             total.cached["hbm"] += usage.cached["hbm"]
             for reason, n in usage.computed.items():
                 computed[reason] = computed.get(reason, 0) + n
-        tokens = core.counters.tokens()
+        tokens = core.counters.tokens(core.tiers)
         assert (tokens["prompt"], tokens["generated"], tokens["cached"]["hbm"]) == (
             total.prompt_tokens, total.completion_tokens, total.cached["hbm"])
         assert tokens["computed"] == computed
