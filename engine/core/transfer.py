@@ -39,7 +39,7 @@ class CpuDevice:
         self._ended: deque[tuple[int, str | None]] = deque()
         self._pending: set[int] = set()
         self._ticket = 0
-        self._over = False
+        self._over, self._reason = False, "the thread that copies has ended"
         self._thread = threading.Thread(target=self._work, name="device copies", daemon=True)
         self._thread.start()
 
@@ -59,7 +59,7 @@ class CpuDevice:
             ended.append(self._ended.popleft())
         self._pending.difference_update(ticket for ticket, _ in ended)
         if self._pending and not self.alive and not self._ended:
-            ended += [(ticket, "the thread that copies has ended") for ticket in self._pending]
+            ended += [(ticket, self._reason) for ticket in self._pending]
             self._pending.clear()
         return ended
 
@@ -81,9 +81,10 @@ class CpuDevice:
     def _work(self) -> None:
         try:
             self._copy_all()
-        finally:
-            self._over = True
-            self._notify()  # of an end before its time: what is pending has failed
+        except BaseException as error:  # it ends before its time, and what is pending fails
+            self._reason = f"the thread that copies has ended: {error!r}"
+        self._over = True
+        self._notify()
 
     def _copy_all(self) -> None:
         while (job := self._jobs.get()) is not None:

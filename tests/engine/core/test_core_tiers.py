@@ -35,26 +35,16 @@ def baseline(bench: TieredBench) -> int:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_evicted_comes_back_from_ram(seed: int) -> None:
-    bench = tiered(20, ram=40, seed=seed)
+@pytest.mark.parametrize(("tier", "slots"), [("ram", 40), ("nvme", 60)])
+def test_what_was_evicted_comes_back_from_below(tier: str, slots: int, seed: int) -> None:
+    bench = tiered(20, seed=seed, **{tier: slots})
     first = prompt(1, 60)
     ask(bench, "a", first)
     ask(bench, "b", prompt(2, 70))
     cached = ask(bench, "a again", first)
-    assert cached["ram"] >= 32
-    assert cached["ram"] // 4 == bench.moves("ram>hbm")
-    assert cached["hbm"] + cached["ram"] >= 56
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_was_evicted_comes_back_from_nvme(seed: int) -> None:
-    bench = tiered(20, nvme=60, seed=seed)
-    first = prompt(1, 60)
-    ask(bench, "a", first)
-    ask(bench, "b", prompt(2, 70))
-    cached = ask(bench, "a again", first)
-    assert cached["nvme"] >= 32
-    assert cached["nvme"] // 4 == bench.moves("nvme>hbm")
+    assert cached[tier] >= 32
+    assert cached[tier] // 4 == bench.moves(f"{tier}>hbm")
+    assert cached["hbm"] + cached[tier] >= 56
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -586,3 +576,72 @@ def test_paths_that_nvme_has_no_room_for_hold_up_nobody(hbm: int, ram: int, nvme
         assert bench.got[f"r{i}"] == cold(tokens, 1)
     written = bench.moves("hbm>nvme") + (bench.moves("ram>nvme") if ram else 0)
     assert 0 < written < 2 * 8 * blocks
+
+
+# -- a disk that fails, and long paths ---------------------------------------------------------------------
+
+
+def failing() -> TieredBench:
+    """A core whose disk has just failed a write, with something in line to be written."""
+    bench = tiered(24, nvme=200, within=0.5)
+    assert bench.nvme is not None
+    bench.nvme.fail = lambda what: OSError(5, "Input/output error") if what == "write" else None
+    ask(bench, "a", prompt(1, 60))
+    bench.clock.now += 1
+    bench.settle_moves()
+    assert bench.lower.persist is not None
+    assert bench.lower.persist.is_paused()
+    return bench
+
+
+def test_while_a_disk_fails_what_leaves_hbm_does_not_pile_up() -> None:
+    """Each would keep its whole path in memory, for as long as the disk is full."""
+    bench = failing()
+    assert bench.lower.persist is not None
+    before = bench.lower.persist.waiting()
+    for i in range(20):
+        ask(bench, f"b{i}", prompt(100 + i, 60))
+    assert bench.lower.persist.waiting() <= before + 20  # the conversations themselves
+    assert not any(line.whole for line in bench.lower.persist._line.values())
+
+
+def test_paths_in_line_are_bounded_and_who_has_waited_longest_falls_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.core.persist.MOST_PATHS", 3)
+    bench = tiered(60, nvme=200, within=1000.0)
+    for i in range(5):
+        ask(bench, f"r{i}", prompt(i, 20))
+    assert bench.lower.persist is not None
+    assert list(bench.lower.persist._line) == ["r2", "r3", "r4"]
+    assert bench.core.stats()["persist"]["skipped"] == 2
+
+
+def test_a_disk_that_fails_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = failing()
+    assert bench.lower.persist is not None
+    assert not bench.lower.persist.idle()
+    monkeypatch.setattr("engine.core.lower.select.select", None)  # waiting would fail
+    assert bench.core.flush(20.0) == (0, bench.lower.persist.waiting())
+
+
+def test_digests_are_computed_for_what_goes_to_nvme_alone_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SHA-256 for each block has no place on a request's way."""
+    import radix.tree
+
+    named: list[bytes] = []
+    compute = radix.tree.block_digest
+
+    def count(parent: bytes, tokens: bytes) -> bytes:
+        named.append(tokens)
+        return compute(parent, tokens)
+
+    monkeypatch.setattr(radix.tree, "block_digest", count)
+    bench = tiered(20, ram=60)
+    ask(bench, "a", prompt(1, 60))
+    ask(bench, "b", prompt(2, 70))
+    assert ask(bench, "a again", prompt(1, 60))["ram"] > 0
+    assert named == []
+    bench = tiered(20, nvme=60, within=0.0)
+    ask(bench, "a", prompt(1, 60))
+    ask(bench, "b", prompt(2, 70))
+    assert ask(bench, "a again", prompt(1, 60))["nvme"] > 0
+    assert len(named) == len(set(named)) > 0
