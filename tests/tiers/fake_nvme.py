@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from tiers import BadRecordError, RecordName, SlotAllocator
+from tiers import BadRecordError, Place, RecordName, SlotAllocator, TieredStore
+from tiers.fake_device import WorstCaseDevice
 
 
 class FakeNvme:
@@ -41,3 +42,13 @@ class FakeNvme:
 def name_of(key: int) -> RecordName:
     digest = key.to_bytes(16, "little")
     return RecordName(b"root".ljust(16, b"\0"), digest, b"root".ljust(16, b"\0"), 0, b"\0" * 64)
+
+
+def held(store: TieredStore, device: WorstCaseDevice, nvme: FakeNvme, place: Place) -> bytes:
+    """The bytes of a block where it lies."""
+    if place.tier == "hbm":
+        return bytes(device.pool[place.slot])
+    if place.tier == "ram":
+        assert store.ram is not None
+        return bytes(store.ram.view(place.slot))
+    return nvme.records[place.slot][1]

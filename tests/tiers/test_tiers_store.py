@@ -7,7 +7,7 @@ import select
 from typing import Any
 
 import pytest
-from fake_nvme import FakeNvme, name_of
+from fake_nvme import FakeNvme, held, name_of
 
 from tiers import (
     BadRecordError,
@@ -59,12 +59,7 @@ class Bench:
         return Place(tier, slot)
 
     def held(self, place: Place) -> bytes:
-        if place.tier == "hbm":
-            return bytes(self.device.pool[place.slot])
-        if place.tier == "ram":
-            assert self.store.ram is not None
-            return bytes(self.store.ram.view(place.slot))
-        return self.nvme.records[place.slot][1]
+        return held(self.store, self.device, self.nvme, place)
 
     def begin(self, key: int, source: Place, tier: str) -> Place:
         (slot,) = self.store.slots(tier).take(1) or [-1]

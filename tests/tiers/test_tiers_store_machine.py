@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from fake_nvme import FakeNvme, name_of
+from fake_nvme import FakeNvme, held, name_of
 from hypothesis import Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -244,12 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert slots.used_count == 0  # no hold was left behind: nothing drains
 
     def held(self, place: Place) -> bytes:
-        if place.tier == "hbm":
-            return bytes(self.device.pool[place.slot])
-        if place.tier == "ram":
-            assert self.store.ram is not None
-            return bytes(self.store.ram.view(place.slot))
-        return self.nvme.records[place.slot][1]
+        return held(self.store, self.device, self.nvme, place)
 
 
 TestStore = StoreMachine.TestCase
